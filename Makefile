@@ -1,0 +1,34 @@
+# `make install` once, then `make test`. Every target makes the virtual environment if it is missing.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The console script is written last by pip: it stands for a finished installation.
+INSTALLED := $(BIN)/abcrown-dist
+
+.PHONY: install test test-all check benchmark clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): setup.py pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --editable ".[test]"
+	touch $@
+
+# Unit tests, without those marked slow.
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+# Style, types, and the direction of imports.
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layers.py
+
+benchmark: $(INSTALLED)
+	for script in benchmarks/*.py; do $(BIN)/python "$$script" || exit 1; done
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

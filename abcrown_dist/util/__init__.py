@@ -1,0 +1,1 @@
+"""Helpers that know nothing of networks: errors, deadlines, numerics, memory."""

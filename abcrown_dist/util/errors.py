@@ -1,0 +1,28 @@
+"""Errors that a user can cause, each with the exit code that it ends the program with.
+
+Everything else that is raised is a defect of the program and ends it with code 4.
+"""
+
+from __future__ import annotations
+
+
+class VerifierError(Exception):
+    """Base of all errors whose message alone tells the user what to do."""
+
+    exit_code = 4
+
+
+class ConfigError(VerifierError):
+    """A wrong command line, configuration key or value."""
+
+    exit_code = 2
+
+
+class LoadError(VerifierError):
+    """A model, property or data file that cannot be read or is not supported."""
+
+    exit_code = 3
+
+
+class DeadlineExceeded(Exception):
+    """The time for this instance is used up; the verdict is `timeout`."""
