@@ -1,0 +1,69 @@
+"""The command line: words -> configuration -> verify -> exit code.
+
+Exit codes: 0 a verdict was produced (unknown and timeout are verdicts), 2 bad usage or
+configuration, 3 a file cannot be loaded, 4 internal error, 130 interrupted from the keyboard.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+
+from abcrown_dist.config import Config, load_config
+from abcrown_dist.util.errors import VerifierError
+
+INTERNAL_ERROR = 4
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program.
+
+    Args:
+        argv: command-line words without the program's name; by default those of the process.
+
+    Returns:
+        The exit code.
+    """
+    start = time.monotonic()
+    words = sys.argv[1:] if argv is None else argv
+    config: Config | None = None
+    try:
+        config = load_config(words)
+        _log_to_stderr(quiet=config.general.progress == "none")
+        from abcrown_dist.verify import run  # heavy: after the configuration has proved right
+
+        return run(config, start)
+    except SystemExit as finished:  # --help and --version
+        return finished.code if isinstance(finished.code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        # The configuration itself may be what failed: then the words alone tell.
+        asked = any("traceback" in word for word in words) if config is None else config.debug.traceback
+        return _report(error, show_traceback=asked)
+
+
+def _report(error: Exception, show_traceback: bool) -> int:
+    """Say on one line what went wrong; the exit code for it."""
+    if show_traceback:
+        traceback.print_exception(error)
+    text = " ".join(str(error).split())
+    if isinstance(error, VerifierError):
+        print(f"error: {text}", file=sys.stderr)
+        return error.exit_code
+    hint = "" if show_traceback else "; run with --debug.traceback true"
+    print(f"internal error: {type(error).__name__}: {text}{hint}", file=sys.stderr)
+    return INTERNAL_ERROR
+
+
+def _log_to_stderr(quiet: bool) -> None:
+    """Show the program's own log lines, and no other library's."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log = logging.getLogger("abcrown_dist")
+    log.handlers = [handler]
+    log.setLevel(logging.WARNING if quiet else logging.INFO)

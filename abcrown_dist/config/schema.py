@@ -1,0 +1,345 @@
+"""Every configuration key: its section, default, meaning and allowed values.
+
+Sections and names are alpha-beta-CROWN's, so that its YAML files and habits carry over; keys of our
+own are marked so. A key is here only if the program acts on it. The dataclasses are frozen and
+check themselves, so that a `Config` with an impossible value cannot exist, whoever builds it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TypeVar
+
+from abcrown_dist.config.kinds import (
+    Bool,
+    Choice,
+    Device,
+    Float,
+    Int,
+    IntList,
+    Kind,
+    OrAuto,
+    OrNull,
+    Shape,
+    Size,
+    Text,
+)
+from abcrown_dist.util.errors import ConfigError
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Section")
+
+
+def key(default: T, kind: Kind[T], meaning: str, *flags: str, off: str | None = None) -> T:
+    """Declare a key.
+
+    Args:
+        default: value when nobody sets it.
+        kind: what it accepts.
+        meaning: one sentence, shown by --help and in configs/default.yaml.
+        flags: command-line names beside `--section.key`, without dashes.
+        off: command-line name of a switch that sets the key to false.
+    """
+    metadata = {"kind": kind, "meaning": meaning, "flags": flags, "off": off}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def section(cls: type[S], name: str) -> S:
+    """Declare a section inside another, under its name in YAML."""
+    return dataclasses.field(default_factory=cls, metadata={"section": name})
+
+
+@dataclass(frozen=True)
+class Section:
+    """Base of all sections: checks every value on creation.
+
+    Raises:
+        ConfigError: a value is not of its key's kind.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            kind = field.metadata.get("kind")
+            if kind is None:
+                continue
+            try:
+                object.__setattr__(self, field.name, kind.parse(getattr(self, field.name)))
+            except ValueError as error:
+                raise ConfigError(f"{type(self).__name__}.{field.name}: {error}") from None
+
+
+@dataclass(frozen=True)
+class General(Section):
+    """What runs where, and where its results go."""
+
+    device: str = key(
+        "auto",
+        Device(),
+        "Where to compute; auto takes CUDA where there is one, else the CPU.",
+        "device",
+    )
+    seed: int = key(
+        100, Int(0, 2**63 - 1), "Seed of every random choice (the attack's starting points).", "seed"
+    )
+    double_fp: bool = key(False, Bool(), "Compute in float64 instead of float32.", "double_fp")
+    complete_verifier: str = key(
+        "auto",
+        Choice("auto", "skip", later=("bab", "mip", "bab-refine")),
+        "Complete method for what bounds leave open; skip stops after the incomplete methods.",
+        "complete_verifier",
+    )
+    enable_incomplete_verification: bool = key(
+        True,
+        Bool(),
+        "Try to prove the property by bounds alone, without branching.",
+        "enable_incomplete_verification",
+        off="no_incomplete",
+    )
+    csv_name: str | None = key(
+        None,
+        OrNull(Text()),
+        "CSV file of instances (model, property, timeout) to run as a batch.",
+        "csv_name",
+    )
+    results_file: str = key(
+        "out.txt", Text(), "File for the verdict and counterexample, in VNN-COMP's format.", "results_file"
+    )
+    root_path: str = key(
+        "",
+        Text(empty=True),
+        "Folder that relative model, property and CSV paths start from; empty: the current one, "
+        "then that of the configuration file.",
+        "root_path",
+    )
+    save_adv_example: bool = key(
+        False, Bool(), "Also write a counterexample that is found to attack.cex_path.", "save_adv_example"
+    )
+    summary_file: str | None = key(
+        None,
+        OrNull(Text()),
+        "File for a JSON summary: verdict, bounds, times, memory (own key).",
+        "summary_file",
+    )
+    progress: str = key(
+        "auto",
+        Choice("auto", "plain", "live", "none"),
+        "Progress on the standard error; auto is live on a terminal and plain elsewhere (own key).",
+        "progress",
+    )
+
+
+@dataclass(frozen=True)
+class Model(Section):
+    """The network."""
+
+    onnx_path: str | None = key(
+        None, OrNull(Text()), "ONNX file of the network, .onnx or .onnx.gz.", "onnx_path"
+    )
+    onnx_path_prefix: str = key(
+        "",
+        Text(empty=True),
+        "Folder put before the ONNX path, also before those of a CSV.",
+        "onnx_path_prefix",
+    )
+    input_shape: tuple[int, ...] | None = key(
+        None, OrNull(Shape()), "Input shape, for ONNX files that leave axes open.", "input_shape"
+    )
+
+
+@dataclass(frozen=True)
+class Data(Section):
+    """Which instances of a CSV to run."""
+
+    start: int = key(0, Int(0), "First instance of the CSV, counted from 0.", "start")
+    end: int = key(10_000, Int(0), "Instance of the CSV to stop before.", "end")
+    select_instance: tuple[int, ...] | None = key(
+        None,
+        OrNull(IntList(0)),
+        "Instances of the CSV to run, in this order, instead of a range.",
+        "select_instance",
+    )
+
+
+@dataclass(frozen=True)
+class Specification(Section):
+    """What is to be proved."""
+
+    vnnlib_path: str | None = key(
+        None, OrNull(Text()), "VNN-LIB file of the property, .vnnlib or .vnnlib.gz.", "vnnlib_path"
+    )
+    vnnlib_path_prefix: str = key(
+        "",
+        Text(empty=True),
+        "Folder put before the VNN-LIB path, also before those of a CSV.",
+        "vnnlib_path_prefix",
+    )
+
+
+@dataclass(frozen=True)
+class Crown(Section):
+    """Backward bound propagation (CROWN)."""
+
+    batch_size: int = key(
+        1_000_000_000, Int(1), "Most rows of coefficient matrices propagated at once.", "crown_batch_size"
+    )
+    memory_budget: int | None = key(
+        None,
+        OrNull(Size()),
+        "Memory that one pass may use, which sets the rows at once; null: from what is free (own key).",
+        "memory_budget",
+    )
+    compare_crown_with_ibp: bool = key(
+        True,
+        Bool(),
+        "Intersect intermediate CROWN bounds with interval bounds (alpha-beta-CROWN: false).",
+        "compare_crown_with_ibp",
+    )
+
+
+@dataclass(frozen=True)
+class AlphaCrown(Section):
+    """Optimisation of the lower slopes (alpha-CROWN)."""
+
+    iteration: int = key(
+        100, Int(1), "Steps of gradient ascent on each bound.", "init_iteration", "iteration"
+    )
+    lr_alpha: float = key(0.1, Float(above=0, maximum=1e6), "Step size.", "lr_init_alpha", "lr_alpha")
+    lr_decay: float = key(0.98, Float(above=0, maximum=1), "Factor of the step size after every step.")
+
+
+@dataclass(frozen=True)
+class Forward(Section):
+    """Forward linear bounds."""
+
+    max_dim: int = key(
+        64,
+        Int(0),
+        "Most varying inputs for which auto chooses forward mode: it keeps one coefficient per "
+        "varying input and neuron, which beats backward passes only when these are few.",
+    )
+
+
+@dataclass(frozen=True)
+class Solver(Section):
+    """How bounds are computed."""
+
+    batch_size: int = key(64, Int(1), "Input boxes (later: subdomains) bounded at once.", "batch_size")
+    bound_prop_method: str = key(
+        "auto",
+        Choice(
+            "auto",
+            "ibp",
+            "crown-ibp",
+            "crown",
+            "forward",
+            "forward+backward",
+            "alpha-crown",
+            later=("forward+crown", "alpha-forward", "init-crown"),
+        ),
+        "Bound method; auto chooses by the network.",
+        "bound_prop_method",
+    )
+    early_stop_patience: int = key(
+        10, Int(1), "Steps without improvement after which an optimisation ends.", "early_stop_patience"
+    )
+    crown: Crown = section(Crown, "crown")
+    alpha_crown: AlphaCrown = section(AlphaCrown, "alpha-crown")
+    forward: Forward = section(Forward, "forward")
+
+
+@dataclass(frozen=True)
+class Bab(Section):
+    """Time for an instance; branch and bound itself."""
+
+    timeout: float = key(
+        360.0, Float(above=0, maximum=math.inf), "Seconds for an instance, loading included.", "timeout"
+    )
+    timeout_scale: float = key(
+        1.0, Float(above=0, maximum=1e6), "Factor of the timeout, also of those of a CSV.", "timeout_scale"
+    )
+    override_timeout: float | None = key(
+        None,
+        OrNull(Float(above=0, maximum=math.inf)),
+        "Seconds for an instance whatever the timeout, its scale or a CSV say.",
+        "override_timeout",
+    )
+
+
+@dataclass(frozen=True)
+class Attack(Section):
+    """Search for counterexamples by projected gradient descent (PGD)."""
+
+    pgd_order: str = key(
+        "before",
+        Choice("before", "middle", "after", "skip", later=("input_bab",)),
+        "When to attack: before bounds, in the middle (between plain and optimised bounds), after, never.",
+        "pgd_order",
+    )
+    pgd_steps: int = key(100, Int(1), "Steps from each starting point.", "pgd_steps")
+    pgd_restarts: int = key(30, Int(1), "Random starting points.", "pgd_restarts")
+    pgd_early_stop: bool = key(
+        True,
+        Bool(),
+        "Stop at the first counterexample.",
+        "pgd_early_stop",
+        off="disable_pgd_early_stop",
+    )
+    pgd_lr_decay: float = key(
+        0.99, Float(above=0, maximum=1), "Factor of the step size after every step.", "pgd_lr_decay"
+    )
+    pgd_alpha: float | str = key(
+        "auto",
+        OrAuto(Float(above=0, maximum=1e30)),
+        "Step size in units of the input; auto: a quarter of each input's radius.",
+        "pgd_alpha",
+    )
+    attack_mode: str = key(
+        "PGD",
+        Choice("PGD", "diversed_PGD", later=("diversed_GAMA_PGD", "boundary")),
+        "Starting points: random (PGD) or spread by random output directions (diversed_PGD).",
+        "attack_mode",
+    )
+    cex_path: str = key(
+        "./test_cex.txt", Text(), "File for the counterexample, see general.save_adv_example.", "cex_path"
+    )
+
+
+@dataclass(frozen=True)
+class Debug(Section):
+    """Help with finding faults."""
+
+    traceback: bool = key(
+        False, Bool(), "Print the traceback of an error beside its one-line message (own key).", "traceback"
+    )
+
+
+@dataclass(frozen=True)
+class Parallel(Section):
+    """Several devices (own section)."""
+
+    mode: str = key(
+        "none",
+        Choice("none", later=("tp", "fsdp", "auto")),
+        "How the network is spread over processes.",
+    )
+
+
+@dataclass(frozen=True)
+class Config(Section):
+    """A whole configuration. Hashable; `keys.to_dict` turns it into plain values.
+
+    `source` is the YAML file that it came from, if any: relative paths may start from its folder.
+    """
+
+    general: General = section(General, "general")
+    model: Model = section(Model, "model")
+    data: Data = section(Data, "data")
+    specification: Specification = section(Specification, "specification")
+    solver: Solver = section(Solver, "solver")
+    bab: Bab = section(Bab, "bab")
+    attack: Attack = section(Attack, "attack")
+    parallel: Parallel = section(Parallel, "parallel")
+    debug: Debug = section(Debug, "debug")
+    source: str | None = None
