@@ -1,0 +1,1 @@
+"""Properties: input sets, output constraints, verdicts; VNN-LIB and robustness front ends."""
