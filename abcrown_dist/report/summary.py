@@ -1,0 +1,128 @@
+"""The JSON summary of one instance: the verdict and what it took to reach it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib.metadata
+import json
+import math
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from abcrown_dist.report.files import write_whole
+from abcrown_dist.spec.property import Verdict
+
+_PACKAGES = ("torch", "onnx", "onnx2pytorch", "onnxruntime", "numpy")
+
+
+@dataclass(frozen=True)
+class ClauseBound:
+    """What is known of one disjunct of the property.
+
+    Attributes:
+        disjunct: its index.
+        lower: lower bounds of C y + D x - rhs over its box, one per constraint; the disjunct is
+            refuted when one of them is positive beyond doubt.
+        refuted: whether it is.
+        method: which bound method gave the bounds.
+    """
+
+    disjunct: int
+    lower: Sequence[float]
+    refuted: bool
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All that is reported of one instance.
+
+    Attributes:
+        verdict, reason: the answer, and in a few words what decided it.
+        instance: what was verified, e.g. the paths of network and property.
+        bounds: per disjunct.
+        seconds: wall time per phase, and `total`.
+        memory: peak bytes, see `peak_memory`.
+        versions: of Python and the packages that matter, see `versions`.
+        seed: of all random choices.
+        config: the whole configuration of the run.
+    """
+
+    verdict: Verdict
+    reason: str
+    instance: Mapping[str, Any] = field(default_factory=dict)
+    bounds: Sequence[ClauseBound] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, int | None] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    seed: int | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def peak_memory() -> dict[str, int | None]:
+    """Peak bytes of this process so far: resident memory, and CUDA allocations (None without CUDA)."""
+    torch = sys.modules.get("torch")
+    cuda = torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_initialized() else None
+    return {"peak_rss_bytes": _peak_rss(), "peak_cuda_bytes": cuda}
+
+
+def _peak_rss() -> int:
+    try:  # not ru_maxrss alone: that one starts at the parent's size when a process is forked
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, of this package and of those that decide on results, as far as installed."""
+    found = {"python": platform.python_version()}
+    for package in ("abcrown_dist", *_PACKAGES):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def to_json(value: Any) -> Any:
+    """`value` in types that JSON has. Numbers that are not finite become "inf", "-inf", "nan"."""
+    if isinstance(value, enum.Enum):
+        return to_json(value.value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: to_json(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    return _collection_to_json(value)
+
+
+def _collection_to_json(value: Any) -> Any:
+    tolist = getattr(value, "tolist", None)  # arrays, tensors and their scalars
+    if callable(tolist):
+        return to_json(tolist())
+    if isinstance(value, (Sequence, set, frozenset)):
+        return [to_json(item) for item in value]
+    return str(value)
+
+
+def write_summary(path: str | Path, summary: Summary) -> None:
+    """Write a summary as JSON.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    write_whole(path, json.dumps(to_json(summary), indent=2, allow_nan=False) + "\n")

@@ -1,0 +1,81 @@
+"""The JSON summary."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from abcrown_dist.report.summary import ClauseBound, Summary, peak_memory, to_json, versions, write_summary
+from abcrown_dist.spec.property import Verdict
+
+
+@dataclass
+class Section:
+    path: Path
+    values: tuple[float, ...]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (math.inf, "inf"),
+        (-math.inf, "-inf"),
+        (math.nan, "nan"),
+        (np.float64(-np.inf), "-inf"),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.array([[1.0, np.nan]]), [[1.0, "nan"]]),
+        (torch.tensor([1, 2]), [1, 2]),
+        (torch.float32, "torch.float32"),
+        (Verdict.SAT, "sat"),
+        (Decimal("0.10"), "0.10"),
+        (Section(Path("a") / "b", (1.0, math.inf)), {"path": "a/b", "values": [1.0, "inf"]}),
+        ({1: {None}}, {"1": [None]}),
+        (True, True),
+    ],
+)
+def test_everything_becomes_json(value: Any, expected: Any) -> None:
+    result = to_json(value)
+    assert result == expected
+    assert type(result) is type(expected)
+    json.dumps(result, allow_nan=False)
+
+
+def test_a_summary_reads_back(tmp_path: Path) -> None:
+    summary = Summary(
+        verdict=Verdict.UNKNOWN,
+        reason="bounds do not decide",
+        bounds=[ClauseBound(0, [0.25, -math.inf], True, "crown")],
+        seconds={"load": 0.5},
+        memory=peak_memory(),
+        versions=versions(),
+        seed=7,
+        config={"general": {"device": "cpu"}},
+    )
+    write_summary(tmp_path / "new" / "summary.json", summary)
+    read = json.loads((tmp_path / "new" / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert list(read) == [
+        *("verdict", "reason", "instance", "bounds", "seconds", "memory", "versions", "seed", "config")
+    ]
+    assert read["verdict"] == "unknown"
+    assert read["bounds"] == [{"disjunct": 0, "lower": [0.25, "-inf"], "refuted": True, "method": "crown"}]
+    assert read["versions"]["torch"].startswith(torch.__version__.split("+")[0])
+
+
+def test_peak_memory_grows_with_what_is_used() -> None:
+    before = peak_memory()["peak_rss_bytes"]
+    assert before is not None
+    block = np.ones(before // 8 + 2**23)  # more than everything so far
+    after = peak_memory()["peak_rss_bytes"]
+    assert after is not None
+    assert after > before
+    assert after >= block.nbytes
+    assert peak_memory()["peak_cuda_bytes"] is None or torch.cuda.is_available()
