@@ -1,0 +1,1 @@
+"""Search for counterexamples, and the judge that confirms them."""
