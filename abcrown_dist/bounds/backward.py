@@ -1,0 +1,224 @@
+"""Backward CROWN: rows of coefficients walk from a node to the inputs.
+
+Zhang et al., "Efficient Neural Network Robustness Certification with General Activation
+Functions", NeurIPS 2018; on general graphs Xu et al., "Automatic Perturbation Analysis for Scalable
+Certified Robustness and Beyond", NeurIPS 2020, algorithm 1. Only lower bounds are ever computed: an
+upper bound is minus the lower bound of the negated row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from abcrown_dist.bounds.concretize import InputSet, contract
+from abcrown_dist.bounds.rules import affine_backward, relaxed_backward, relaxed_forward
+from abcrown_dist.bounds.types import OneHot, Relaxed, RowBounds, ancestors
+from abcrown_dist.graph.aten import classify
+from abcrown_dist.graph.ir import Graph, Node
+from abcrown_dist.weights.local import Weights
+from abcrown_dist.weights.maps import AffineMap
+
+Start = Mapping[str, "Tensor | OneHot"]  # rows over one or several nodes: (B or 1, R, *shape) each
+
+
+@dataclass(frozen=True)
+class LinearBound:
+    """A x + bias, below the rows on every domain.
+
+    Attributes:
+        A: by input name (B or 1, R, *shape).
+        bias: (B or 1, R).
+        error: (B, R) rounding error without that of the concretisation; zero when not asked for.
+    """
+
+    A: Mapping[str, Tensor]
+    bias: Tensor
+    error: Tensor
+
+
+def back_substitute(
+    weights: Weights,
+    start: Start,
+    relaxed: Relaxed,
+    *,
+    alphas: Mapping[str, Tensor] | None = None,
+    tape: dict[str, Tensor] | None = None,
+    track_error: bool = True,
+) -> LinearBound:
+    """Walk rows back to the inputs.
+
+    Args:
+        weights: of the network.
+        start: rows by node name; all have the same R.
+        relaxed: every nonlinearity that `start` depends on.
+        alphas: lower slopes (B, R, *shape) by nonlinear node, instead of the default ones.
+        tape: filled with the coefficients A of every nonlinear node that is passed.
+        track_error: sum up the rounding error; costs one product with a vector per node.
+    """
+    graph = weights.graph
+    walk = _Walk(weights, relaxed, alphas or {}, tape, track_error)
+    for name, rows in start.items():
+        walk.add(name, rows)
+    needed = ancestors(graph, tuple(start))
+    order = [node for node in reversed(graph.nodes) if node.name in needed]
+    weights.expect([node.name for node in order if classify(node) == "affine"])
+    for node in order:
+        walk.pass_node(node)
+    return LinearBound(walk.inputs, walk.bias, walk.square.sqrt())
+
+
+def lower_bound(weights: Weights, start: Start, relaxed: Relaxed, inputs: InputSet) -> RowBounds:
+    """Lower bounds of rows with the default lines, and their rounding error."""
+    return concretize(back_substitute(weights, start, relaxed), inputs)
+
+
+def concretize(linear: LinearBound, inputs: InputSet) -> RowBounds:
+    """Minimum of a linear bound over the input sets."""
+    lower = inputs.minimum(linear.A) + linear.bias
+    error = linear.error
+    for name, part in linear.A.items():
+        error = error + contract(part.flatten(2).abs(), inputs.rounding(name))
+    return RowBounds(lower, error.expand_as(lower))
+
+
+def sweep(
+    weights: Weights,
+    start: Start,
+    relaxed: Relaxed,
+    points: Mapping[str, Tensor],
+    tape: Mapping[str, Tensor],
+    alphas: Mapping[str, Tensor],
+) -> Iterator[tuple[str, Tensor]]:
+    """Run points (B, R, *shape) through the lines that each row chose; yield each pre-activation.
+
+    Yields (nonlinear node, z (B, R, *shape)) in topological order for all that `start` depends on.
+    The bound is linear in every lower slope at its fixed minimiser, with derivative max(A, 0) z.
+    """
+    graph = weights.graph
+    last = ancestors(graph, tuple(tape))
+    pending = {name: sum(reader in last for reader in graph.readers(name)) for name in last}
+    values: dict[str, Tensor] = {}
+    order = [node for node in graph if node.name in last]
+    weights.expect([node.name for node in order if classify(node) == "affine"])
+    for node in order:
+        if node.op == "input":
+            values[node.name] = points[node.name]
+        elif classify(node) == "affine":
+            operands = [values[name] for name in node.inputs]
+            lead = operands[0].shape[:2]
+            with weights.visit(node) as affine:
+                values[node.name] = affine.apply(*(x.flatten(0, 1) for x in operands)).unflatten(0, lead)
+        else:
+            z = values[node.inputs[0]]
+            yield node.name, z
+            if pending[node.name]:
+                values[node.name] = relaxed_forward(
+                    relaxed.nodes[node.name], tape[node.name], z, alphas.get(node.name)
+                )
+        _release(node, pending, values)
+
+
+def _release(node: Node, pending: dict[str, int], values: dict[str, Tensor]) -> None:
+    for name in dict.fromkeys(node.inputs):
+        pending[name] -= 1
+        if pending[name] == 0:
+            del values[name]
+
+
+class _Walk:
+    """Coefficients that have been gathered so far, by node, during one backward pass."""
+
+    def __init__(self, weights: Weights, relaxed: Relaxed, alphas: Mapping[str, Tensor],
+                 tape: dict[str, Tensor] | None, track_error: bool) -> None:  # fmt: skip
+        self.weights, self.graph = weights, weights.graph
+        self.relaxed, self.alphas, self.tape, self.track_error = relaxed, alphas, tape, track_error
+        self.pending: dict[str, Tensor | OneHot] = {}
+        self.inputs: dict[str, Tensor] = {}
+        self.bias: Tensor
+        self.square: Tensor
+
+    def add(self, name: str, rows: Tensor | OneHot) -> None:
+        """Add rows to what flows into node `name`."""
+        if not hasattr(self, "bias"):
+            count = len(rows.index) if isinstance(rows, OneHot) else rows.shape[1]
+            device, dtype = self.weights.device, self.weights.dtype
+            self.bias = torch.zeros(1, count, dtype=dtype, device=device)
+            self.square = torch.zeros(1, count, dtype=dtype, device=device)
+        if name in self.pending:
+            rows = self._dense(name, self.pending.pop(name)) + self._dense(name, rows)
+        self.pending[name] = rows
+
+    def pass_node(self, node: Node) -> None:
+        """Move what has gathered at `node` to its operands."""
+        rows = self.pending.pop(node.name, None)
+        if rows is None:
+            return
+        if node.op == "input":
+            self.inputs[node.name] = self._dense(node.name, rows)
+        elif classify(node) == "affine":
+            self._pass_affine(node, rows)
+        else:
+            self._pass_nonlinear(node, self._dense(node.name, rows))
+
+    def _pass_affine(self, node: Node, rows: Tensor | OneHot) -> None:
+        with self.weights.visit(node) as affine:
+            self._add_offset(affine.offset(), rows)
+            self._add_error(node, rows)
+            parts: tuple[Tensor | OneHot, ...] | None = None
+            if isinstance(rows, OneHot):
+                parts = self._one_hot_parts(node, rows, affine)
+            if parts is None:
+                parts = affine_backward(affine, self._dense(node.name, rows))
+        for name, part in zip(node.inputs, parts, strict=True):
+            self.add(name, part)
+
+    def _one_hot_parts(self, node: Node, rows: OneHot, affine: AffineMap) -> tuple[Tensor | OneHot, ...] | None:
+        """The first steps without multiplying by an identity, where that is possible."""
+        if affine.identity_rows:
+            return (rows,) * len(node.inputs)
+        taken = affine.rows(rows.index)
+        if taken is None:
+            return None
+        sign = rows.sign.reshape(-1, *[1] * (taken.dim() - 1))
+        return ((taken * sign)[None],)
+
+    def _pass_nonlinear(self, node: Node, A: Tensor) -> None:
+        self._add_error(node, A)
+        if self.tape is not None:
+            self.tape[node.name] = A
+        result, bias = relaxed_backward(self.relaxed.nodes[node.name], A, self.alphas.get(node.name))
+        if bias is not None:
+            self.bias = self.bias + bias
+        self.add(node.inputs[0], result)
+
+    def _add_offset(self, offset: Tensor | None, rows: Tensor | OneHot) -> None:
+        if offset is None:
+            return
+        if isinstance(rows, OneHot):
+            self.bias = self.bias + (offset.flatten()[rows.index] * rows.sign)[None]
+        else:
+            self.bias = self.bias + contract(rows.flatten(2), offset[None])
+
+    def _add_error(self, node: Node, rows: Tensor | OneHot) -> None:
+        if not self.track_error or node.name not in self.relaxed.sensitivity:
+            return
+        rate = self.relaxed.sensitivity[node.name]
+        if isinstance(rows, OneHot):
+            self.square = self.square + rate.flatten(1)[:, rows.index].square()
+        else:
+            self.square = self.square + contract(rows.flatten(2).square(), rate.square())
+
+    def _dense(self, name: str, rows: Tensor | OneHot) -> Tensor:
+        if isinstance(rows, OneHot):
+            return rows.dense(self.graph[name].shape, self.weights.dtype)
+        return rows
+
+
+def row_count(start: Start) -> int:
+    """Number of rows R of a start."""
+    rows = next(iter(start.values()))
+    return len(rows.index) if isinstance(rows, OneHot) else rows.shape[1]

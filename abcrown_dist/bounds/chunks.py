@@ -1,0 +1,79 @@
+"""Row chunks: a pass over R rows in pieces whose workspace fits a budget.
+
+The grid depends on R and the chunk size alone, never on ranks or free memory, and every chunk has
+the same shape (the last one repeats rows to fill up), because the last bits of a row depend on the
+shape it is computed in and on nothing else (design section 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from abcrown_dist.bounds.types import ancestors
+from abcrown_dist.graph.aten import classify
+from abcrown_dist.graph.ir import Graph
+from abcrown_dist.relax import REGISTRY
+
+
+def row_bytes(graph: Graph, start: str, dtype: torch.dtype, domains: int, optimise: bool) -> int:
+    """Bytes that one row from `start` needs at the worst moment of a pass.
+
+    Follows the coefficients that are alive while the pass walks back. `optimise` adds what
+    alpha-CROWN holds per row: slopes, two moments, gradient and coefficients of every nonlinearity.
+    """
+    below = ancestors(graph, (start,))
+    live, held, worst = {start: graph[start].size}, 0, graph[start].size
+    for node in reversed(graph.nodes):
+        if node.name not in live or node.op == "input":
+            continue
+        relaxed = node.op in REGISTRY
+        incoming = live.pop(node.name)
+        for name in node.inputs:
+            live[name] = graph[name].size
+        own = incoming + (2 * incoming if relaxed else 0)  # result is counted among the live ones
+        worst = max(worst, held + own + sum(live.values()))
+        if relaxed and optimise:
+            held += 5 * incoming
+    last = sum(graph[name].size for name in graph.inputs if name in below)
+    return (max(worst, held + 3 * last)) * domains * dtype.itemsize
+
+
+def rows_in_cache(graph: Graph, start: str, dtype: torch.dtype, domains: int) -> int:
+    """Rows for which the widest coefficient matrix stays near 4 MiB, but at least 256.
+
+    Elementwise steps then find it in a core's cache: on ResNets this halves the time of a pass
+    (benchmarks/bounds.py --rows); below 256 rows products lose more than that gains.
+    """
+    widest = max(graph[name].size for name in ancestors(graph, (start,)))
+    return max(256, (4 << 20) // (widest * domains * dtype.itemsize))
+
+
+def chunk_size(rows: int, per_row: int, budget: int, limit: int) -> int:
+    """Rows per chunk, all chunks equally large, for `rows` in all.
+
+    Args:
+        per_row: bytes of workspace per row (`row_bytes`).
+        budget: bytes that the workspace may take.
+        limit: largest number of rows wanted (`solver.crown.batch_size`).
+    """
+    most = max(1, min(limit, budget // max(per_row, 1)))
+    return math.ceil(rows / math.ceil(rows / most)) if rows else 0
+
+
+def chunks(index: Tensor, size: int) -> Iterator[tuple[Tensor, int]]:
+    """Cut `index` into pieces of `size`; yields (piece, how many of it count)."""
+    for piece in index.split(size) if len(index) else ():
+        count = len(piece)
+        if count < size:
+            piece = torch.cat([piece, piece[-1:].expand(size - count)])
+        yield piece, count
+
+
+def affine_weight_bytes(graph: Graph, dtype: torch.dtype) -> int:
+    """Bytes of all constants that affine nodes read, once each, in `dtype`."""
+    keys = {key for node in graph if classify(node) == "affine" for key in node.constants()}
+    return sum(graph.constants[key].numel() * dtype.itemsize for key in keys)

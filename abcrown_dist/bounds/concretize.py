@@ -1,0 +1,102 @@
+"""Input sets: where a linear function of the inputs takes its minimum, and what that is.
+
+A further set (an Lp ball with its dual norm) is one more class with these methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from abcrown_dist.bounds.types import Interval
+from abcrown_dist.util.numerics import sum_error, unit_roundoff
+
+
+class InputSet(Protocol):
+    """B sets over the network's inputs, one per domain."""
+
+    domains: int
+
+    def minimum(self, A: Mapping[str, Tensor]) -> Tensor:
+        """min A x over each set: A by input name (B or 1, R, *shape) -> (B, R)."""
+        ...
+
+    def minimiser(self, A: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A point where the minimum is taken, by input name (B, R, *shape)."""
+        ...
+
+    def interval(self, name: str) -> Interval:
+        """The smallest box around the set, for one input."""
+        ...
+
+    def rounding(self, name: str) -> Tensor:
+        """Rounding error of `minimum` per unit of |A|, (B, *shape)."""
+        ...
+
+
+class Box:
+    """Axis-parallel boxes, by input name lower and upper bounds (B, *shape), lower <= upper.
+
+    Kept as centre c and radius r with c - r <= lower and upper <= c + r in floating point, and
+    min A x = A c - |A| r.
+    """
+
+    def __init__(self, lower: Mapping[str, Tensor], upper: Mapping[str, Tensor]) -> None:
+        self.lower, self.upper = dict(lower), dict(upper)
+        self.domains = len(next(iter(self.lower.values())))
+        self._centre: dict[str, Tensor] = {}
+        self._radius: dict[str, Tensor] = {}
+        for name, low in self.lower.items():
+            self._centre[name], self._radius[name] = centre_radius(low, self.upper[name])
+        self._terms = sum(low[0].numel() for low in self.lower.values())
+
+    def minimum(self, A: Mapping[str, Tensor]) -> Tensor:
+        total: Tensor | None = None
+        for name, part in A.items():
+            flat = part.flatten(2)
+            value = contract(flat, self._centre[name]) - contract(flat.abs(), self._radius[name])
+            total = value if total is None else total + value
+        assert total is not None
+        return total
+
+    def minimiser(self, A: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: self._centre[name][:, None] - part.sign() * self._radius[name][:, None]
+            for name, part in A.items()
+        }
+
+    def interval(self, name: str) -> Interval:
+        lower, upper = self.lower[name], self.upper[name]
+        return Interval(lower, upper, torch.zeros_like(lower))
+
+    def rounding(self, name: str) -> Tensor:
+        return sum_error(self._terms, self.lower[name].dtype) * self.interval(name).magnitude
+
+    def select(self, index: Tensor) -> Box:
+        """The domains `index`."""
+        return Box({k: v[index] for k, v in self.lower.items()}, {k: v[index] for k, v in self.upper.items()})
+
+
+def centre_radius(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Centre and radius whose interval contains [lower, upper] after rounding."""
+    centre = lower / 2 + upper / 2
+    centre = torch.where(lower == upper, lower, centre)
+    radius = torch.maximum(upper - centre, centre - lower)
+    short = (centre - radius > lower) | (centre + radius < upper)
+    if bool(short.any()):
+        wider = radius + 2 * unit_roundoff(lower.dtype) * torch.maximum(lower.abs(), upper.abs())
+        radius = torch.where(short, wider, radius)
+    return centre, radius
+
+
+def contract(A_BRN: Tensor, v_BN: Tensor) -> Tensor:
+    """Sum over neurons of A (B or 1, R, N) times v (B or 1, *shape) -> (B, R)."""
+    flat = v_BN.flatten(1)
+    if flat.shape[0] == 1:
+        return A_BRN @ flat[0]
+    if A_BRN.shape[0] == 1:
+        return flat @ A_BRN[0].T
+    return torch.bmm(A_BRN, flat[:, :, None])[:, :, 0]

@@ -1,0 +1,194 @@
+"""Forward linear bounds: every node between two linear functions of the varying inputs.
+
+Xu et al., "Automatic Perturbation Analysis for Scalable Certified Robustness and Beyond", NeurIPS
+2020, section 3.2 (forward mode LiRPA). With K inputs that vary, a neuron costs K + 1 coefficients per
+side whatever the width of the network, so that this wins where inputs are few and neurons many.
+
+Inputs are scaled to x = c + r t with t in [-1, 1]^K; a pair of forms is
+    low0 + low t <= z <= up0 + up t,   low, up (B, K, *shape), low0, up0 (B, *shape).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from abcrown_dist.bounds.backward import Start
+from abcrown_dist.bounds.concretize import InputSet, centre_radius, contract
+from abcrown_dist.bounds.types import Interval, OneHot, Relaxed, RelaxedNode, RowBounds, preactivations
+from abcrown_dist.graph.aten import classify
+from abcrown_dist.graph.ir import Node
+from abcrown_dist.relax import REGISTRY
+from abcrown_dist.util.numerics import sum_error, unit_roundoff
+from abcrown_dist.weights.local import Weights
+from abcrown_dist.weights.maps import AffineMap
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Two linear forms of one node, and their rounding error (B, *shape).
+
+    `up` is `low` (the same object) as long as the node is an affine function of the inputs.
+    """
+
+    low: Tensor
+    low0: Tensor
+    up: Tensor
+    up0: Tensor
+    error: Tensor
+
+    def interval(self) -> Interval:
+        """Concrete bounds over t in [-1, 1]^K."""
+        rate = sum_error(self.low.shape[1], self.low.dtype)
+        lower, upper = self.low0 - self.low.abs().sum(1), self.up0 + self.up.abs().sum(1)
+        return Interval(lower, upper, self.error + rate * self.magnitude())
+
+    def magnitude(self) -> Tensor:
+        """Largest absolute value that the forms' own terms can sum up to."""
+        low = self.low0.abs() + self.low.abs().sum(1)
+        if self.up is self.low:
+            return low
+        return torch.maximum(low, self.up0.abs() + self.up.abs().sum(1))
+
+
+Relax = Callable[[Node, Interval], RelaxedNode]
+
+
+def forward_intervals(weights: Weights, inputs: InputSet) -> dict[str, Interval]:
+    """Bounds of every pre-activation and output by forward mode alone."""
+    found: dict[str, Interval] = {}
+    names = set(preactivations(weights.graph)) | set(weights.graph.outputs)
+
+    def relax(node: Node, interval: Interval) -> RelaxedNode:
+        return RelaxedNode(node, REGISTRY[node.op].lines(node.attrs, interval.lower, interval.upper))
+
+    def visit(name: str, forms: Forms) -> None:
+        if name in names:
+            found[name] = forms.interval()
+
+    _run(weights, inputs, relax, visit)
+    return found
+
+
+def forward_rows(weights: Weights, inputs: InputSet, relaxed: Relaxed, start: Start) -> RowBounds:
+    """Lower bounds (B, R) of rows over forward forms of the nodes in `start`."""
+    forms: dict[str, Forms] = {}
+
+    def visit(name: str, value: Forms) -> None:
+        if name in start:
+            forms[name] = value
+
+    _run(weights, inputs, lambda node, _: relaxed.nodes[node.name], visit)
+    total: Tensor | None = None
+    constant: Tensor | None = None
+    error: Tensor | None = None
+    for name, rows in start.items():
+        if isinstance(rows, OneHot):
+            rows = rows.dense(weights.graph[name].shape, weights.dtype)
+        form, A = forms[name], rows.flatten(2)
+        positive, negative = A.clamp(min=0), A.clamp(max=0)
+        slopes = positive @ form.low.flatten(2).mT + negative @ form.up.flatten(2).mT
+        offset = contract(positive, form.low0) + contract(negative, form.up0)
+        rate = sum_error(A.shape[2] + slopes.shape[2], slopes.dtype)
+        slack = contract(A.abs(), form.error + rate * form.magnitude())
+        total = slopes if total is None else total + slopes
+        constant = offset if constant is None else constant + offset
+        error = slack if error is None else error + slack
+    assert total is not None and constant is not None and error is not None
+    return RowBounds(constant - total.abs().sum(2), error)
+
+
+def varying_inputs(weights: Weights, inputs: InputSet) -> int:
+    """Number K of input variables that vary in some domain."""
+    boxes = (inputs.interval(name) for name in weights.graph.inputs)
+    return sum(int((box.lower < box.upper).flatten(1).any(0).sum()) for box in boxes)
+
+
+def _run(weights: Weights, inputs: InputSet, relax: Relax, visit: Callable[[str, Forms], None]) -> None:
+    graph = weights.graph
+    forms = _input_forms(weights, inputs)
+    pending = {node.name: len(graph.readers(node.name)) for node in graph}
+    for node in graph:
+        operands = [forms[name] for name in node.inputs]
+        if node.op == "input":
+            pass
+        elif classify(node) == "affine":
+            with weights.visit(node) as affine:
+                forms[node.name] = _affine(affine, operands)
+        else:
+            forms[node.name] = _relaxed(relax(node, operands[0].interval()), operands[0])
+        visit(node.name, forms[node.name])
+        for name in dict.fromkeys(node.inputs):
+            pending[name] -= 1
+            if pending[name] == 0:
+                del forms[name]
+
+
+def _input_forms(weights: Weights, inputs: InputSet) -> dict[str, Forms]:
+    graph, count, offset = weights.graph, varying_inputs(weights, inputs), 0
+    forms = {}
+    for name in graph.inputs:
+        box = inputs.interval(name)
+        centre, radius = centre_radius(box.lower, box.upper)
+        varies = (box.lower < box.upper).flatten(1).any(0).nonzero().flatten()
+        slopes = torch.zeros(inputs.domains, count, graph[name].size, dtype=weights.dtype,
+                             device=weights.device)  # fmt: skip
+        place = torch.arange(offset, offset + len(varies), device=weights.device)
+        slopes[:, place, varies] = radius.flatten(1)[:, varies]
+        slopes = slopes.reshape(inputs.domains, count, *graph[name].shape)
+        forms[name] = Forms(slopes, centre, slopes, centre, torch.zeros_like(centre))
+        offset += len(varies)
+    return forms
+
+
+def _affine(affine: AffineMap, operands: list[Forms]) -> Forms:
+    lead = operands[0].low.shape[:2]
+    rate = sum_error(affine.terms + 2, operands[0].low.dtype)
+    bias = affine.offset()
+    error = affine.absolute(*(x.error + rate * x.magnitude() for x in operands))
+    if bias is not None:
+        error = error + rate * bias.abs()
+
+    def linear(*parts: Tensor) -> Tensor:
+        return affine.linear(*(part.flatten(0, 1) for part in parts)).unflatten(0, lead)
+
+    def absolute(*parts: Tensor) -> Tensor:
+        return affine.absolute(*(part.flatten(0, 1) for part in parts)).unflatten(0, lead)
+
+    if all(x.up is x.low for x in operands):
+        low = linear(*(x.low for x in operands))
+        low0 = affine.apply(*(x.low0 for x in operands))
+        return Forms(low, low0, low, low0, error)
+    if affine.nonnegative:
+        return Forms(
+            linear(*(x.low for x in operands)), affine.apply(*(x.low0 for x in operands)),
+            linear(*(x.up for x in operands)), affine.apply(*(x.up0 for x in operands)), error,
+        )  # fmt: skip
+    # W+ low + W- up = W (low + up) / 2 - |W| (up - low) / 2, likewise for the upper form.
+    middle = linear(*((x.low + x.up) / 2 for x in operands))
+    spread = absolute(*((x.up - x.low) / 2 for x in operands))
+    middle0 = affine.apply(*((x.low0 + x.up0) / 2 for x in operands))
+    spread0 = affine.absolute(*((x.up0 - x.low0) / 2 for x in operands))
+    return Forms(middle - spread, middle0 - spread0, middle + spread, middle0 + spread0, error)
+
+
+def _relaxed(relaxed: RelaxedNode, z: Forms) -> Forms:
+    lines, node = relaxed.lines, relaxed.node
+    low, low0 = _follow(lines.lower_slope, lines.lower_intercept, z.low, z.low0, z.up, z.up0)
+    up, up0 = _follow(lines.upper_slope, lines.upper_intercept, z.up, z.up0, z.low, z.low0)
+    grown = relaxed.relaxation.lipschitz(node.attrs) * z.error
+    return Forms(low, low0, up, up0, grown + 4 * unit_roundoff(z.low.dtype) * z.magnitude())
+
+
+def _follow(slope: Tensor, intercept: Tensor | None, same: Tensor, same0: Tensor, other: Tensor,
+            other0: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """A line applied to a form: a positive slope takes the same side's form, a negative the other's."""
+    if bool((slope >= 0).all()):
+        form, form0 = slope[:, None] * same, slope * same0
+    else:
+        up, down = slope.clamp(min=0), slope.clamp(max=0)
+        form, form0 = up[:, None] * same + down[:, None] * other, up * same0 + down * other0
+    return form, form0 if intercept is None else form0 + intercept

@@ -1,0 +1,46 @@
+"""What a bound pass is told: which method where, and how much memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from abcrown_dist.bounds.alpha import AlphaSettings
+
+# Method of the user's choice -> (method for pre-activations, method for the final rows).
+METHODS: dict[str, tuple[str, str]] = {
+    "ibp": ("ibp", "ibp"),
+    "crown-ibp": ("ibp", "crown"),
+    "crown": ("crown", "crown"),
+    "forward": ("forward", "forward"),
+    "forward+backward": ("forward", "crown"),
+    "forward+alpha-crown": ("forward", "alpha-crown"),
+    "alpha-crown": ("alpha-crown", "alpha-crown"),
+}
+
+
+@dataclass(frozen=True)
+class BoundSettings:
+    """Settings of a whole bounding run.
+
+    Attributes:
+        method: a key of `METHODS`.
+        alpha: how slopes are optimised.
+        compare_with_ibp: intersect pre-activation bounds with interval bounds. Tighter row by row,
+            though single rows downstream can loosen (CROWN is not monotone at a fixed slope rule).
+        batch_rows: most rows of a coefficient matrix at once.
+        budget: bytes that a pass may use, weights included; None for 512 MiB beside the weights.
+    """
+
+    method: str = "crown"
+    alpha: AlphaSettings = field(default_factory=AlphaSettings)
+    compare_with_ibp: bool = True
+    batch_rows: int = 1_000_000_000
+    budget: int | None = None
+
+    @property
+    def intermediate(self) -> str:
+        return METHODS[self.method][0]
+
+    @property
+    def final(self) -> str:
+        return METHODS[self.method][1]

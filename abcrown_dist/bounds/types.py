@@ -1,0 +1,99 @@
+"""Values that passes exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from abcrown_dist.graph.ir import Graph, Node
+from abcrown_dist.relax import REGISTRY, Lines, Relaxation
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Elementwise bounds (B, *shape) of one node, and an estimate of their rounding error.
+
+    `error` (B, *shape) says by how much `lower` and `upper` may be off, to first order.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    error: Tensor
+
+    @property
+    def magnitude(self) -> Tensor:
+        """Largest absolute value in the interval."""
+        return torch.maximum(self.lower.abs(), self.upper.abs())
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """R identity rows, not yet written out: row i is sign[i] e_index[i] over a node's flat neurons."""
+
+    index: Tensor
+    sign: Tensor
+
+    def dense(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The rows (1, R, *shape)."""
+        rows = torch.zeros(len(self.index), Node("", "", (), shape).size, dtype=dtype,
+                           device=self.index.device)  # fmt: skip
+        rows.scatter_(1, self.index[:, None], self.sign[:, None].to(dtype))
+        return rows.reshape(1, len(self.index), *shape)
+
+
+@dataclass(frozen=True)
+class RelaxedNode:
+    """A nonlinear node replaced by lines for the present pre-activation bounds."""
+
+    node: Node
+    lines: Lines
+
+    @property
+    def relaxation(self) -> Relaxation:
+        return REGISTRY[self.node.op]
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """The network with every nonlinearity relaxed: what a backward pass walks through.
+
+    Attributes:
+        intervals: bounds of every pre-activation node.
+        nodes: relaxed nonlinear nodes by name.
+        sensitivity: by node name (B, *shape), the rounding error per unit of |A| when a backward
+            pass visits the node; see `rounding.py`. Nodes that round nothing are absent.
+    """
+
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    nodes: Mapping[str, RelaxedNode] = field(default_factory=dict)
+    sensitivity: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RowBounds:
+    """Lower bounds (B, R) of rows over each domain, with their rounding error (B, R)."""
+
+    lower: Tensor
+    error: Tensor
+
+
+def preactivations(graph: Graph) -> tuple[str, ...]:
+    """Names of the nodes that some relaxed nonlinearity reads, in topological order."""
+    return tuple(
+        node.name for node in graph if any(graph[name].op in REGISTRY for name in graph.readers(node.name))
+    )
+
+
+def ancestors(graph: Graph, names: Mapping[str, object] | tuple[str, ...]) -> set[str]:
+    """`names` and all nodes that they depend on."""
+    found: set[str] = set()
+    stack = list(names)
+    while stack:
+        name = stack.pop()
+        if name not in found:
+            found.add(name)
+            stack.extend(graph[name].inputs)
+    return found

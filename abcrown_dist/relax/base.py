@@ -1,0 +1,60 @@
+"""What a relaxation of an elementwise nonlinearity must offer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Sound lines  lower_slope z + lower_intercept <= f(z) <= upper_slope z + upper_intercept.
+
+    Every tensor is (B, *shape): one line per domain and neuron.
+
+    Attributes:
+        lower_intercept, upper_intercept: None where they are all zero.
+        alpha_range: None where the lower line cannot be moved, else its least and greatest slope:
+            every slope between them, with lower intercept zero, is sound too. Both are equal where
+            the function is linear over the whole interval.
+    """
+
+    lower_slope: Tensor
+    upper_slope: Tensor
+    lower_intercept: Tensor | None
+    upper_intercept: Tensor | None
+    alpha_range: tuple[Tensor, Tensor] | None
+
+
+class Relaxation(ABC):
+    """A family of elementwise nonlinearities f, with pre-activation bounds (B, *shape).
+
+    Methods take the node's static `attrs` because one family may serve several ops.
+    """
+
+    @abstractmethod
+    def value(self, attrs: Mapping[str, Any], z: Tensor) -> Tensor:
+        """f(z)."""
+
+    @abstractmethod
+    def interval(self, attrs: Mapping[str, Any], lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Exact range of f over [lower, upper]."""
+
+    @abstractmethod
+    def lipschitz(self, attrs: Mapping[str, Any]) -> float:
+        """Largest |f'|: by how much an error of z can grow."""
+
+    @abstractmethod
+    def is_loose(self, attrs: Mapping[str, Any], lower: Tensor, upper: Tensor) -> Tensor:
+        """Bool mask of the neurons on which tighter bounds would tighten the relaxation.
+
+        NaN bounds count as loose, so that they are never taken for proof of stability.
+        """
+
+    @abstractmethod
+    def lines(self, attrs: Mapping[str, Any], lower: Tensor, upper: Tensor) -> Lines:
+        """The default lines, those of plain CROWN."""

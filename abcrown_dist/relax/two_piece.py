@@ -1,0 +1,60 @@
+"""ReLU and LeakyReLU: f(z) = z for z >= 0 and s z below, with s = 0 for ReLU.
+
+For s <= 1 f is convex: the chord bounds it from above, and every line through the origin with a
+slope in [s, 1] from below (Zhang et al., "Efficient Neural Network Robustness Certification with
+General Activation Functions", NeurIPS 2018; the free lower slope is the alpha of Xu et al., "Fast
+and Complete", ICLR 2021). For s > 1 f is concave and the two exchange their roles. Plain CROWN
+takes the lower slope 1 where u > -l and s elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from abcrown_dist.relax.base import Lines, Relaxation
+
+
+class TwoPiece(Relaxation):
+    """f(z) = max(z, 0) + s min(z, 0), s the attribute `negative_slope` (0 when absent)."""
+
+    def value(self, attrs: Mapping[str, Any], z: Tensor) -> Tensor:
+        slope = _negative_slope(attrs)
+        return z.relu() if slope == 0 else torch.where(z >= 0, z, slope * z)
+
+    def interval(self, attrs: Mapping[str, Any], lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        at_lower, at_upper = self.value(attrs, lower), self.value(attrs, upper)
+        if _negative_slope(attrs) >= 0:
+            return at_lower, at_upper
+        # A negative slope makes f decrease, then increase: its minimum is at the kink.
+        crosses = (lower < 0) & (upper > 0)
+        low = torch.minimum(at_lower, at_upper)
+        return torch.where(crosses, torch.zeros_like(low), low), torch.maximum(at_lower, at_upper)
+
+    def lipschitz(self, attrs: Mapping[str, Any]) -> float:
+        return max(1.0, abs(_negative_slope(attrs)))
+
+    def is_loose(self, attrs: Mapping[str, Any], lower: Tensor, upper: Tensor) -> Tensor:
+        return ~((lower >= 0) | (upper <= 0))
+
+    def lines(self, attrs: Mapping[str, Any], lower: Tensor, upper: Tensor) -> Lines:
+        s = _negative_slope(attrs)
+        loose = self.is_loose(attrs, lower, upper)
+        exact = torch.where(lower >= 0, 1.0, s).to(lower.dtype)
+        relative = upper / (upper - lower)  # the chord's slope for s = 0
+        chord = torch.where(loose, s + (1 - s) * relative, exact)
+        intercept = torch.where(loose, -lower * ((1 - s) * relative), torch.zeros_like(lower))
+        steep = torch.where(upper > -lower, 1.0, s).to(lower.dtype)
+        free = torch.where(loose, steep, exact)
+        if s > 1:
+            return Lines(chord, free, intercept, None, None)
+        low = torch.where(loose, torch.full_like(lower, s), exact)
+        high = torch.where(loose, torch.ones_like(lower), exact)
+        return Lines(free, chord, None, intercept, (low, high))
+
+
+def _negative_slope(attrs: Mapping[str, Any]) -> float:
+    return float(attrs.get("negative_slope", 0.0))

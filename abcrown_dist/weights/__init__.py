@@ -1,0 +1,1 @@
+"""Where weights live. The rest of the program sees affine maps and never a raw weight."""
