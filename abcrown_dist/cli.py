@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = load_config(words)
         _log_to_stderr(quiet=config.general.progress == "none")
-        from abcrown_dist.verify import run  # heavy: after the configuration has proved right
+        from abcrown_dist.session import run  # heavy: after the configuration has proved right
 
         return run(config, start)
     except SystemExit as finished:  # --help and --version

@@ -27,9 +27,9 @@ def use_run(monkeypatch: pytest.MonkeyPatch) -> UseRun:
     """Puts a function in the place of `verify.run`."""
 
     def use(run: Callable[[Config, float], int]) -> None:
-        module = types.ModuleType("abcrown_dist.verify")
+        module = types.ModuleType("abcrown_dist.session")
         module.run = run  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "abcrown_dist.verify", module)
+        monkeypatch.setitem(sys.modules, "abcrown_dist.session", module)
 
     return use
 

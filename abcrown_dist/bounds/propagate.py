@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -76,13 +77,14 @@ def bound_rows(
     start: Start,
     settings: BoundSettings,
     deadline: Deadline | None = None,
-    stop: Callable[[RowBounds], bool] | None = None,
+    stop: Callable[[RowBounds, Tensor], bool] | None = None,
 ) -> RowBounds:
     """Lower bounds (B, R) of the dense rows `start` by the settings' final method.
 
     Args:
         start: rows (B or 1, R, *shape) over outputs (and inputs, where a property mentions them).
-        stop: ends an optimisation early once it is content; see `alpha.maximise`.
+        stop: told the best bounds so far of some rows (B, n) and which rows they are (n,); True
+            ends their optimisation.
     """
     if settings.final == "ibp":
         return _interval_rows(relaxed, start, inputs)
@@ -96,7 +98,8 @@ def bound_rows(
         if deadline is not None:
             deadline.check()
         rows = {key: _take(value, piece) for key, value in start.items()}
-        bounds = _solve(weights, rows, relaxed, inputs, settings, settings.final, stop)
+        content = None if stop is None else partial(_content, stop, piece[:count])
+        bounds = _solve(weights, rows, relaxed, inputs, settings, settings.final, content)
         parts.append(RowBounds(bounds.lower[:, :count], bounds.error[:, :count]))
     return _concatenate(parts, inputs.domains, weights)
 
@@ -178,6 +181,11 @@ def _concatenate(parts: list[RowBounds], domains: int, weights: Weights) -> RowB
         nothing = torch.zeros(domains, 0, dtype=weights.dtype, device=weights.device)
         return RowBounds(nothing, nothing)
     return RowBounds(torch.cat([p.lower for p in parts], 1), torch.cat([p.error for p in parts], 1))
+
+
+def _content(stop: Callable[[RowBounds, Tensor], bool], rows: Tensor, best: RowBounds) -> bool:
+    """Ask `stop` about the rows of a chunk, without those that only fill it up."""
+    return stop(RowBounds(best.lower[:, : len(rows)], best.error[:, : len(rows)]), rows)
 
 
 def _solve(weights: Weights, start: Start, relaxed: Relaxed, inputs: InputSet, settings: BoundSettings,

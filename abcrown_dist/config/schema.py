@@ -187,7 +187,7 @@ class Crown(Section):
     memory_budget: int | None = key(
         None,
         OrNull(Size()),
-        "Memory that one pass may use, which sets the rows at once; null: from what is free (own key).",
+        "Memory that one pass may use, weights included, which sets the rows at once; null: 512 MiB beside the weights (own key).",
         "memory_budget",
     )
     compare_crown_with_ibp: bool = key(
@@ -272,9 +272,10 @@ class Attack(Section):
     """Search for counterexamples by projected gradient descent (PGD)."""
 
     pgd_order: str = key(
-        "before",
-        Choice("before", "middle", "after", "skip", later=("input_bab",)),
-        "When to attack: before bounds, in the middle (between plain and optimised bounds), after, never.",
+        "auto",
+        Choice("auto", "before", "middle", "after", "skip", later=("input_bab",)),
+        "When to attack: before bounds, in the middle (between plain and optimised bounds), after, never; "
+        "auto: briefly before, in full in the middle (alpha-beta-CROWN: before).",
         "pgd_order",
     )
     pgd_steps: int = key(100, Int(1), "Steps from each starting point.", "pgd_steps")

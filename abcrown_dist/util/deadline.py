@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from abcrown_dist.util.errors import DeadlineExceeded
 
@@ -37,3 +42,27 @@ class Deadline:
         """Raise `DeadlineExceeded` when no time is left."""
         if self.expired():
             raise DeadlineExceeded(f"time limit of {self.seconds:g} s reached")
+
+
+@contextmanager
+def alarm(deadline: Deadline, grace: float = 0.5) -> Iterator[None]:
+    """Raise `DeadlineExceeded` inside the block once `deadline` is `grace` seconds past.
+
+    Work should check the deadline by itself; this catches what cannot (a conversion, a parser), at
+    the next step of the interpreter. Does nothing off the main thread or where signals are missing.
+    """
+    usable = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if not usable or math.isinf(deadline.seconds):
+        yield
+        return
+
+    def ring(signum: int, frame: FrameType | None) -> None:
+        deadline.check()
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(deadline.remaining() + grace, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

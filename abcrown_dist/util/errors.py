@@ -26,3 +26,11 @@ class LoadError(VerifierError):
 
 class DeadlineExceeded(Exception):
     """The time for this instance is used up; the verdict is `timeout`."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on the CPU or a device."""
+    if isinstance(error, MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
@@ -20,21 +20,13 @@ class Weights(Protocol):
     dtype: torch.dtype
     device: torch.device
 
-    def visit(self, node: Node) -> AbstractVisit:
+    def visit(self, node: Node) -> AbstractContextManager[AffineMap]:
         """Context in which the map of `node` may be used, and not after."""
         ...
 
     def expect(self, names: Sequence[str]) -> None:
         """Tell which nodes will be visited next, in this order, so that they can be fetched early."""
         ...
-
-
-class AbstractVisit(Protocol):
-    """What `Weights.visit` returns: `with weights.visit(node) as affine: ...`."""
-
-    def __enter__(self) -> AffineMap: ...
-
-    def __exit__(self, *details: object) -> bool | None: ...
 
 
 class LocalWeights:

@@ -222,7 +222,7 @@ class AtenMap(AffineMap):
         return y - call(node, self._zeros, constants)
 
     def transpose(self, A: Tensor) -> tuple[Tensor, ...]:
-        _, pull_back = torch.func.vjp(self._once, *self._zeros)
+        pull_back = torch.func.vjp(self._once, *self._zeros)[1]
         return tuple(torch.func.vmap(pull_back)(A))
 
     def offset(self) -> Tensor | None:

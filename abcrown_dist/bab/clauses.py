@@ -1,0 +1,131 @@
+"""A property's constraints as rows of coefficients over batches of boxes.
+
+A disjunct is refuted when the minimum of one of its rows over its box is above the row's right-hand
+side. All disjuncts that share a box share its bounds, and boxes are bounded B at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from abcrown_dist.bounds.concretize import Box
+from abcrown_dist.graph.ir import Graph
+from abcrown_dist.spec.property import Box as DecimalBox
+from abcrown_dist.spec.property import Property
+from abcrown_dist.util.numerics import round_down, round_up
+from abcrown_dist.weights.evaluate import split_inputs
+from abcrown_dist.weights.local import Weights
+
+
+@dataclass(frozen=True)
+class Clauses:
+    """Rows over B boxes, padded to the same number R.
+
+    Attributes:
+        box: the boxes in the weights' dtype, rounded outward.
+        rows: coefficients (B, R, *shape) by output node (and input node, where some row mentions an
+            input).
+        lost: what rounding the coefficients to the dtype took from them, in magnitude, likewise.
+        rhs: (B, R) float64; infinity in padding, which nothing exceeds.
+        disjunct: (B, R) index of the disjunct that a row belongs to, -1 in padding.
+    """
+
+    box: Box
+    rows: dict[str, Tensor]
+    lost: dict[str, Tensor]
+    rhs: Tensor
+    disjunct: Tensor
+
+    def refuted(self, proven: Tensor) -> set[int]:
+        """Disjuncts with at least one row of which the mask `proven` (B, R) holds."""
+        return set(self.disjunct[proven & (self.disjunct >= 0)].tolist())
+
+    def content(self, proven: Tensor, rows: Tensor) -> bool:
+        """Whether every disjunct of the columns `rows` is refuted by them, given `proven` (B, len(rows))."""
+        owners = self.disjunct[:, rows]
+        wanted = set(owners[owners >= 0].tolist())
+        return wanted <= set(owners[proven].tolist())
+
+
+def batches(prop: Property, weights: Weights, wanted: Sequence[int], batch_size: int) -> Iterator[Clauses]:
+    """Cut the disjuncts `wanted` into batches of at most `batch_size` boxes.
+
+    Boxes with similar numbers of rows come together, so that padding stays small. Disjuncts without
+    constraints have no row that could refute them and do not appear.
+    """
+    pick = set(wanted)
+    groups = []
+    for box, members in prop.boxes():
+        mine = [index for index in members if index in pick and len(prop.disjuncts[index].rhs)]
+        if mine:
+            groups.append((sum(len(prop.disjuncts[index].rhs) for index in mine), box, mine))
+    groups.sort(key=lambda group: group[0])
+    for first in range(0, len(groups), batch_size):
+        part = groups[first : first + batch_size]
+        yield _stack(prop, weights, [(box, mine) for _, box, mine in part])
+
+
+def _stack(prop: Property, weights: Weights, groups: list[tuple[DecimalBox, list[int]]]) -> Clauses:
+    count = max(sum(len(prop.disjuncts[index].rhs) for index in mine) for _, mine in groups)
+    C = np.zeros((len(groups), count, prop.num_outputs))
+    mentions_inputs = any(prop.disjuncts[index].D is not None for _, mine in groups for index in mine)
+    D = np.zeros((len(groups), count, prop.num_inputs if mentions_inputs else 0))
+    rhs = np.full((len(groups), count), np.inf)
+    disjunct = np.full((len(groups), count), -1, dtype=np.int64)
+    for b, (_, mine) in enumerate(groups):
+        row = 0
+        for index in mine:
+            item = prop.disjuncts[index]
+            here = slice(row, row + len(item.rhs))
+            C[b, here], rhs[b, here], disjunct[b, here] = item.C, item.rhs, index
+            if item.D is not None:
+                D[b, here] = item.D
+            row = here.stop
+    rows: dict[str, Tensor] = {}
+    lost: dict[str, Tensor] = {}
+    for values, split in ((C, _split_outputs), (D, split_inputs)):
+        if values.shape[2]:
+            exact = torch.from_numpy(values)
+            cast = exact.to(weights.dtype)
+            # 2^-53: C and D were rounded to float64 before.
+            gap = (exact - cast.double()).abs() + 2.0**-53 * exact.abs()
+            _accumulate(rows, _placed(split(weights.graph, cast), weights))
+            _accumulate(lost, _placed(split(weights.graph, gap.to(weights.dtype)), weights))
+    return Clauses(
+        box=_cast_boxes([box for box, _ in groups], weights),
+        rows=rows,
+        lost=lost,
+        rhs=torch.from_numpy(rhs).to(weights.device),
+        disjunct=torch.from_numpy(disjunct).to(weights.device),
+    )
+
+
+def _cast_boxes(boxes: Sequence[DecimalBox], weights: Weights) -> Box:
+    ends = [box.outward() for box in boxes]
+    lower = round_down(torch.from_numpy(np.stack([low for low, _ in ends])), weights.dtype)
+    upper = round_up(torch.from_numpy(np.stack([high for _, high in ends])), weights.dtype)
+    graph = weights.graph
+    return Box(_placed(split_inputs(graph, lower), weights), _placed(split_inputs(graph, upper), weights))
+
+
+def _split_outputs(graph: Graph, values: Tensor) -> dict[str, Tensor]:
+    parts = torch.split(values, [graph[name].size for name in graph.outputs], dim=-1)
+    result: dict[str, Tensor] = {}
+    for name, part in zip(graph.outputs, parts, strict=True):
+        _accumulate(result, {name: part.reshape(*values.shape[:-1], *graph[name].shape)})
+    return result
+
+
+def _accumulate(total: dict[str, Tensor], parts: dict[str, Tensor]) -> None:
+    """Add `parts` to `total`: one node may be an output twice, or an input and an output at once."""
+    for name, part in parts.items():
+        total[name] = total[name] + part if name in total else part
+
+
+def _placed(parts: dict[str, Tensor], weights: Weights) -> dict[str, Tensor]:
+    return {name: part.to(weights.device) for name, part in parts.items()}

@@ -1,0 +1,149 @@
+"""Incomplete verification: refute disjuncts by bounds over their whole boxes (design rules 7.1, 7.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from abcrown_dist.bab.clauses import Clauses, batches
+from abcrown_dist.bounds.backward import back_substitute
+from abcrown_dist.bounds.concretize import contract
+from abcrown_dist.bounds.propagate import bound_intermediate, bound_rows
+from abcrown_dist.bounds.settings import BoundSettings
+from abcrown_dist.bounds.types import Relaxed, RowBounds
+from abcrown_dist.spec.property import Property
+from abcrown_dist.util.deadline import Deadline
+from abcrown_dist.util.numerics import unit_roundoff
+from abcrown_dist.weights.local import Weights
+
+_MOST_SUSPECTS = 64  # points per batch that are worth trying as counterexamples
+
+
+@dataclass
+class Refutation:
+    """What one bounding of some disjuncts found.
+
+    Attributes:
+        refuted: disjuncts that cannot be fulfilled.
+        doubtful: disjuncts that are open only because a bound is within its rounding error of proof.
+        margins: by disjunct, lower bound minus right-hand side of each of its rows.
+        suspects: (disjunct, flat input in float64): minimisers of open rows, possible counterexamples.
+    """
+
+    refuted: set[int] = field(default_factory=set)
+    doubtful: set[int] = field(default_factory=set)
+    margins: dict[int, list[float]] = field(default_factory=dict)
+    suspects: list[tuple[int, np.ndarray]] = field(default_factory=list)
+
+    def absorb(self, other: Refutation) -> None:
+        """Add what a further bounding found; its margins replace older ones."""
+        self.refuted |= other.refuted
+        self.doubtful = (self.doubtful | other.doubtful) - self.refuted
+        self.margins.update(other.margins)
+        self.suspects += other.suspects
+
+
+def refute(
+    weights: Weights,
+    prop: Property,
+    wanted: Sequence[int],
+    settings: BoundSettings,
+    *,
+    batch_size: int,
+    largest: float,
+    deadline: Deadline,
+) -> Refutation:
+    """Bound the disjuncts `wanted` with one method.
+
+    Args:
+        weights: of a network whose nonlinear ops all have relaxations.
+        batch_size: boxes bounded at once.
+        largest: greatest finite number of the model's own dtype. A network that may exceed it
+            computes infinities where real arithmetic does not, so that bounds prove nothing.
+
+    Raises:
+        DeadlineExceeded: between two chunks of rows.
+    """
+    result = Refutation()
+    with torch.no_grad():
+        for clauses in batches(prop, weights, wanted, batch_size):
+            deadline.check()
+            relaxed = bound_intermediate(weights, clauses.box, settings, deadline)
+            sane = _stays_finite(relaxed, largest)[:, None]
+
+            def enough(best: RowBounds, rows: Tensor, clauses: Clauses = clauses, sane: Tensor = sane) -> bool:
+                margin = best.lower.double() - clauses.rhs[:, rows]
+                return clauses.content((margin > best.error) & sane, rows)
+
+            bounds = bound_rows(weights, clauses.box, relaxed, clauses.rows, settings, deadline, enough)
+            margin = bounds.lower.double() - clauses.rhs
+            error = _total_error(bounds, clauses, relaxed)
+            proven = (margin > error) & margin.isfinite() & sane
+            part = Refutation(clauses.refuted(proven), margins=_by_disjunct(clauses, margin))
+            part.doubtful = clauses.refuted((margin + error > 0) & margin.isfinite() & sane) - part.refuted
+            part.suspects = _suspects(weights, clauses, relaxed, part.refuted)
+            result.absorb(part)
+    return result
+
+
+def _total_error(bounds: RowBounds, clauses: Clauses, relaxed: Relaxed) -> Tensor:
+    """Error (B, R) of lower - rhs in float64: of the bound, of rounded coefficients, of the subtraction."""
+    error = bounds.error.double()
+    for name, lost in clauses.lost.items():
+        interval = relaxed.intervals.get(name) or clauses.box.interval(name)
+        error = error + contract(lost.flatten(2), interval.magnitude).double()
+    tiny = 2 * unit_roundoff(torch.float64)
+    return error + tiny * (bounds.lower.double().abs() + clauses.rhs.abs().nan_to_num(posinf=0))
+
+
+def _stays_finite(relaxed: Relaxed, largest: float) -> Tensor:
+    """Bool (B,): no value that the network computes in a domain can reach `largest`."""
+    sane: Tensor | None = None
+    for interval in relaxed.intervals.values():
+        good = (interval.magnitude < largest).flatten(1).all(1)
+        sane = good if sane is None else sane & good
+    for rate in relaxed.sensitivity.values():
+        # A sensitivity is at least 4 u times the magnitudes that its node sums up.
+        good = (rate < 4 * unit_roundoff(rate.dtype) * largest).flatten(1).all(1)
+        sane = good if sane is None else sane & good
+    assert sane is not None
+    return sane
+
+
+def _by_disjunct(clauses: Clauses, margin: Tensor) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for owner, value in zip(clauses.disjunct.flatten().tolist(), margin.flatten().tolist(), strict=True):
+        if owner >= 0:
+            found.setdefault(owner, []).append(value)
+    return found
+
+
+def _suspects(weights: Weights, clauses: Clauses, relaxed: Relaxed, refuted: set[int]) -> list[
+    tuple[int, np.ndarray]
+]:  # fmt: skip
+    """Minimisers of the plain CROWN bounds of the first open rows."""
+    is_open = clauses.disjunct >= 0
+    for index in refuted:
+        is_open &= clauses.disjunct != index
+    columns = torch.nonzero(is_open.any(0)).flatten()[:_MOST_SUSPECTS]
+    if not len(columns):
+        return []
+    start = {name: rows[:, columns] for name, rows in clauses.rows.items()}
+    linear = back_substitute(weights, start, relaxed, track_error=False)
+    points = clauses.box.minimiser(linear.A)
+    graph = weights.graph
+    shape = (clauses.box.domains, len(columns), -1)
+    parts = [
+        points[name].flatten(2) if name in points
+        else clauses.box.lower[name].flatten(1)[:, None].expand(shape)
+        for name in graph.inputs
+    ]  # fmt: skip
+    flat = torch.cat([part.double() for part in parts], dim=2).cpu().numpy()
+    found = []
+    for b, column in torch.nonzero(is_open[:, columns])[:_MOST_SUSPECTS].tolist():
+        found.append((int(clauses.disjunct[b, columns[column]]), flat[b, column]))
+    return found
