@@ -14,6 +14,7 @@ Incomplete Verifiers", ICLR 2021. Differences here:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -44,7 +45,7 @@ class Optimised:
     alphas: Mapping[str, Tensor]
 
 
-def initial_alphas(start: Start, relaxed: Relaxed, domains: int, weights: Weights) -> dict[str, Tensor]:
+def initial_alphas(start: Start, relaxed: Relaxed, weights: Weights) -> dict[str, Tensor]:
     """CROWN's own slopes, one set per row, for every movable nonlinearity below `start`."""
     rows = row_count(start)
     below = ancestors(weights.graph, tuple(start))
@@ -52,8 +53,7 @@ def initial_alphas(start: Start, relaxed: Relaxed, domains: int, weights: Weight
     for name, node in relaxed.nodes.items():
         if name in below and name not in start and node.lines.alpha_range is not None:
             slope = node.lines.lower_slope
-            alphas[name] = slope[:, None].expand(domains, rows, *slope.shape[1:])
-            alphas[name] = alphas[name].clone(memory_format=torch.contiguous_format)
+            alphas[name] = slope[:, None].repeat(1, rows, *[1] * (slope.dim() - 1))
     return alphas
 
 
@@ -71,8 +71,7 @@ def gradients(
     slopes = {}
     for name, z in sweep(weights, start, relaxed, points, tape, alphas):
         if name in alphas:
-            # Fused Adam walks raw memory: slope and gradient must be laid out alike.
-            slopes[name] = (tape[name].clamp(min=0) * z).contiguous()
+            slopes[name] = tape[name].clamp(min=0).mul_(z)
     return bounds, slopes
 
 
@@ -92,8 +91,7 @@ def maximise(
         keep_alphas: also return the best slopes of every row.
         stop: asked after every iteration with the best bounds; True ends the search.
     """
-    domains = inputs.domains
-    alphas = initial_alphas(start, relaxed, domains, weights)
+    alphas = initial_alphas(start, relaxed, weights)
     if not alphas or settings.iteration == 0:
         linear = back_substitute(weights, start, relaxed, alphas=alphas)
         return Optimised(concretize(linear, inputs), alphas if keep_alphas else {})
@@ -112,16 +110,23 @@ def maximise(
 
 
 class _Search:
-    """Adam (Kingma and Ba, 2015) on the slopes, with the best bound of every row kept."""
+    """Adam (Kingma and Ba, 2015, algorithm 1) on the slopes, with the best bound of every row kept.
+
+    Written out because `torch.optim` imports half of the compiler, which takes longer than most runs.
+    """
+
+    BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
     def __init__(self, alphas: dict[str, Tensor], relaxed: Relaxed, settings: AlphaSettings,
                  keep_alphas: bool) -> None:  # fmt: skip
-        self.alphas, self.relaxed, self.settings = alphas, relaxed, settings
-        self.keep_alphas = keep_alphas
-        self.adam = torch.optim.Adam(list(alphas.values()), lr=settings.lr_alpha, maximize=True, fused=True)
+        self.alphas, self.settings, self.keep_alphas = alphas, settings, keep_alphas
+        self.ranges = {name: relaxed.nodes[name].lines.alpha_range for name in alphas}
+        self.first = {name: torch.zeros_like(alpha) for name, alpha in alphas.items()}
+        self.second = {name: torch.zeros_like(alpha) for name, alpha in alphas.items()}
+        self.steps = 0
         self.best: RowBounds
         self.best_alphas: dict[str, Tensor] = {}
-        self.stalled = 0
+        self.stalled, self.gained = 0, 0.0
 
     def record(self, bounds: RowBounds) -> None:
         """Keep what is better than before, row by row. A NaN stays NaN."""
@@ -131,9 +136,10 @@ class _Search:
                 self.best_alphas = {name: alpha.clone() for name, alpha in self.alphas.items()}
             return
         better = bounds.lower > self.best.lower
-        gain = (bounds.lower - self.best.lower).clamp(min=0)
-        useful = bool((gain > 1e-4 * (self.best.lower.abs() + self.best.error)).any())
-        self.stalled = 0 if useful else self.stalled + 1
+        gain = float((bounds.lower - self.best.lower).clamp(min=0).sum())
+        self.gained += gain
+        # Less than a thousandth of all that was gained so far is no progress.
+        self.stalled = self.stalled + 1 if gain <= 1e-3 * self.gained else 0
         error = torch.maximum(self.best.error, bounds.error)
         self.best = RowBounds(torch.where(better, bounds.lower, self.best.lower), error)
         if self.keep_alphas:
@@ -142,15 +148,16 @@ class _Search:
                 self.best_alphas[name] = torch.where(mask, alpha, self.best_alphas[name])
 
     def move(self, slopes: Mapping[str, Tensor]) -> None:
-        """One projected step uphill."""
+        """One projected step uphill. Uses up the slopes' memory."""
+        rate = self.settings.lr_alpha * self.settings.lr_decay**self.steps
+        self.steps += 1
+        correction = math.sqrt(1 - self.BETA2**self.steps)
         for name, alpha in self.alphas.items():
-            alpha.grad = slopes[name]
-        self.adam.step()
-        self.adam.zero_grad(set_to_none=True)
-        for group in self.adam.param_groups:
-            group["lr"] *= self.settings.lr_decay
-        for name, alpha in self.alphas.items():
-            span = self.relaxed.nodes[name].lines.alpha_range
+            slope, first, second = slopes[name], self.first[name], self.second[name]
+            first.lerp_(slope, 1 - self.BETA1)
+            second.mul_(self.BETA2).addcmul_(slope, slope, value=1 - self.BETA2)
+            size = torch.sqrt(second, out=slope).add_(self.EPSILON * correction)
+            alpha.addcdiv_(first, size, value=rate * correction / (1 - self.BETA1**self.steps))
+            span = self.ranges[name]
             assert span is not None
-            low, high = span
-            torch.clamp(alpha, low[:, None], high[:, None], out=alpha)
+            torch.clamp(alpha, span[0][:, None], span[1][:, None], out=alpha)

@@ -128,7 +128,8 @@ def _run(weights: Weights, inputs: InputSet, relax: Relax, visit: Callable[[str,
 
 
 def _input_forms(weights: Weights, inputs: InputSet) -> dict[str, Forms]:
-    graph, count, offset = weights.graph, varying_inputs(weights, inputs), 0
+    # At least one column, of zeros where nothing varies: not every call takes an empty batch.
+    graph, count, offset = weights.graph, max(1, varying_inputs(weights, inputs)), 0
     forms = {}
     for name in graph.inputs:
         box = inputs.interval(name)

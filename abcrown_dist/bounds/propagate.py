@@ -131,33 +131,40 @@ def _tighten(weights: Weights, node: Node, relaxed: Relaxed, inputs: InputSet, s
     its upper bound all the same, for the interval bounds further on). Slopes are optimised only for
     neurons that are loose after plain CROWN.
     """
-    known = relaxed.intervals[node.name]
+    graph, known = weights.graph, relaxed.intervals[node.name]
 
-    def bounded(interval: Interval, index: Tensor, sign: Tensor, method: str) -> Interval:
+    def bounded(mask: Tensor, signs: tuple[float, ...], method: str) -> Interval:
+        index = torch.nonzero(mask.any(0)).flatten()
+        sign = torch.tensor(signs, dtype=weights.dtype, device=weights.device).repeat(len(index))
+        index = index.repeat_interleave(len(signs))
         rows = _identity_rows(weights, node, index, sign, relaxed, inputs, settings, method, deadline)
-        return _insert(interval, index, sign, rows)
+        return _insert(known, index, sign, rows, mask)
 
-    index = _loose(weights.graph, node.name, known)
-    known = bounded(known, index, torch.full_like(index, -1), "crown")
-    index = index[torch.isin(index, _loose(weights.graph, node.name, known))]
-    known = bounded(known, index, torch.ones_like(index), "crown")
+    tried = _loose(graph, node.name, known)
+    known = bounded(tried, (-1,), "crown")
+    known = bounded(tried & _loose(graph, node.name, known), (1,), "crown")
     if settings.intermediate == "alpha-crown":
-        index = _loose(weights.graph, node.name, known)
-        sign = torch.ones_like(index).repeat_interleave(2)
-        sign[1::2] = -1
-        known = bounded(known, index.repeat_interleave(2), sign, "alpha-crown")
+        known = bounded(_loose(graph, node.name, known), (1, -1), "alpha-crown")
     return known
 
 
-def _insert(known: Interval, index: Tensor, sign: Tensor, rows: RowBounds) -> Interval:
-    """`known` with lower bounds of  sign[i] z_index[i]  put in their places."""
+def _insert(known: Interval, index: Tensor, sign: Tensor, rows: RowBounds, wanted: Tensor | None = None) -> Interval:
+    """`known` with lower bounds of  sign[i] z_index[i]  put in their places.
+
+    Only where the mask `wanted` (B, neurons) holds: what other domains need must not change a
+    domain's bounds. A lower bound joins the upper bound that was found before it, and so do their
+    errors; the error of the interval bounds goes with them.
+    """
     lower, upper, error = (t.flatten(1).clone() for t in (known.lower, known.upper, known.error))
-    up, down = sign > 0, sign < 0
-    lower[:, index[up]] = rows.lower[:, up]
-    upper[:, index[down]] = -rows.lower[:, down]
-    error[:, index] = 0
-    for side in (up, down):
-        error[:, index[side]] = torch.maximum(error[:, index[side]], rows.error[:, side])
+    for side, target, factor in ((sign < 0, upper, -1), (sign > 0, lower, 1)):
+        at = index[side]
+        new, new_error = factor * rows.lower[:, side], rows.error[:, side]
+        if target is lower:
+            new_error = torch.maximum(new_error, error[:, at])
+        if wanted is not None:
+            new = torch.where(wanted[:, at], new, target[:, at])
+            new_error = torch.where(wanted[:, at], new_error, error[:, at])
+        target[:, at], error[:, at] = new, new_error
     return Interval(*(t.reshape(known.lower.shape) for t in (lower, upper, error)))
 
 
@@ -217,13 +224,13 @@ def _combine(by_intervals: Interval, by_lines: Interval, settings: BoundSettings
 
 
 def _loose(graph: Graph, name: str, interval: Interval) -> Tensor:
-    """Flat indices of neurons whose bounds matter, in some domain, to a nonlinearity that reads them."""
+    """Mask (B, neurons) of those whose bounds matter to a nonlinearity that reads them."""
     mask = torch.zeros_like(interval.lower, dtype=torch.bool)
     for reader in graph.readers(name):
         node = graph[reader]
         if node.op in REGISTRY:
             mask |= REGISTRY[node.op].is_loose(node.attrs, interval.lower, interval.upper)
-    return torch.nonzero(mask.flatten(1).any(0)).flatten()
+    return mask.flatten(1)
 
 
 def _interval_rows(relaxed: Relaxed, start: Start, inputs: InputSet) -> RowBounds:

@@ -14,6 +14,7 @@ METHODS: dict[str, tuple[str, str]] = {
     "forward": ("forward", "forward"),
     "forward+backward": ("forward", "crown"),
     "forward+alpha-crown": ("forward", "alpha-crown"),
+    "init-crown": ("crown", "alpha-crown"),
     "alpha-crown": ("alpha-crown", "alpha-crown"),
 }
 

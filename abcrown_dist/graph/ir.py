@@ -106,7 +106,7 @@ class Graph:
         object.__setattr__(self, "_readers", {k: tuple(v) for k, v in readers.items()})
 
     def __getitem__(self, name: str) -> Node:
-        return self._by_name[name]  # type: ignore[attr-defined,no-any-return]
+        return self._by_name[name]  # type: ignore[attr-defined]
 
     def __contains__(self, name: object) -> bool:
         return name in self._by_name  # type: ignore[attr-defined]
@@ -119,7 +119,7 @@ class Graph:
 
     def readers(self, name: str) -> tuple[str, ...]:
         """Names of the nodes that read `name`, each once, in topological order."""
-        return self._readers[name]  # type: ignore[attr-defined,no-any-return]
+        return self._readers[name]  # type: ignore[attr-defined]
 
     @property
     def input_size(self) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from abcrown_dist.graph.agreement import TOLERANCE, Difference, compare, relative_excess, sample_points
+from abcrown_dist.graph.converter import import_onnx2pytorch
 from abcrown_dist.graph.execute import execute_all
 from abcrown_dist.graph.ir import Graph
 from abcrown_dist.graph.onnx_file import Port, first_line, input_ports, open_session, read_onnx, run_session
@@ -115,7 +116,7 @@ def _silence() -> Iterator[None]:
 
 def _convert(model: onnx.ModelProto, path: str | Path) -> Any:
     """The model as an onnx2pytorch module."""
-    import onnx2pytorch  # 1.5 s, because of torchvision
+    onnx2pytorch = import_onnx2pytorch()
 
     try:
         return onnx2pytorch.ConvertModel(convertible_copy(model))

@@ -43,17 +43,17 @@ class TwoPiece(Relaxation):
     def lines(self, attrs: Mapping[str, Any], lower: Tensor, upper: Tensor) -> Lines:
         s = _negative_slope(attrs)
         loose = self.is_loose(attrs, lower, upper)
-        exact = torch.where(lower >= 0, 1.0, s).to(lower.dtype)
+        one, below = torch.ones_like(lower), torch.full_like(lower, s)  # in full precision
+        exact = torch.where(lower >= 0, one, below)
         relative = upper / (upper - lower)  # the chord's slope for s = 0
         chord = torch.where(loose, s + (1 - s) * relative, exact)
         intercept = torch.where(loose, -lower * ((1 - s) * relative), torch.zeros_like(lower))
-        steep = torch.where(upper > -lower, 1.0, s).to(lower.dtype)
+        steep = torch.where(upper > -lower, one, below)
         free = torch.where(loose, steep, exact)
         if s > 1:
             return Lines(chord, free, intercept, None, None)
-        low = torch.where(loose, torch.full_like(lower, s), exact)
-        high = torch.where(loose, torch.ones_like(lower), exact)
-        return Lines(free, chord, None, intercept, (low, high))
+        alpha_range = torch.where(loose, below, exact), torch.where(loose, one, exact)
+        return Lines(free, chord, None, intercept, alpha_range)
 
 
 def _negative_slope(attrs: Mapping[str, Any]) -> float:

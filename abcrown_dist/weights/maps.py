@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from torch import Tensor
 from abcrown_dist.graph.aten import RESHAPE, absolute, nonnegative
 from abcrown_dist.graph.execute import call
 from abcrown_dist.graph.ir import Graph, Node
+from abcrown_dist.weights.terms import longest_sum
 
 
 _BLOCK = 1 << 22  # entries of a changed weight at once
@@ -192,7 +194,7 @@ class AtenMap(AffineMap):
                  dtype: torch.dtype, device: torch.device) -> None:  # fmt: skip
         self.node, self.constants = node, constants
         self.nonnegative = nonnegative(node)
-        self.terms = max(sum(math.prod(shape) for shape in in_shapes) // max(node.size, 1), 1)
+        self.terms = longest_sum(node, in_shapes, constants)
         self._zeros = tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in in_shapes)
         with torch.no_grad():
             at_zero = self._once(*self._zeros)
@@ -209,14 +211,17 @@ class AtenMap(AffineMap):
         return y if self._offset is None else y - self._offset
 
     def absolute(self, *xs: Tensor) -> Tensor:
-        return self.linear(*xs) if self.nonnegative else self._entrywise(torch.abs, xs)
+        return self.linear(*xs) if self.nonnegative else self._entrywise(*absolute(self.node), torch.abs, xs)
 
     def squared(self, *xs: Tensor) -> Tensor:
-        # Averages and sums have coefficients of at most 1, whose squares are no larger.
-        return self.linear(*xs) if self.nonnegative else self._entrywise(torch.square, xs)
-
-    def _entrywise(self, change: Callable[[Tensor], Tensor], xs: tuple[Tensor, ...]) -> Tensor:
         node, keys = absolute(self.node)
+        if node is self.node and not keys:
+            # Averages and sums have coefficients of at most 1, whose squares are no larger.
+            return self.linear(*xs)
+        return self._entrywise(_with_squared_numbers(node), keys, torch.square, xs)
+
+    def _entrywise(self, node: Node, keys: Collection[str], change: Callable[[Tensor], Tensor],
+                   xs: tuple[Tensor, ...]) -> Tensor:  # fmt: skip
         constants = {**self.constants, **{key: change(self.constants[key]) for key in keys}}
         y = torch.func.vmap(lambda *x: call(node, x, constants))(*xs)
         return y - call(node, self._zeros, constants)
@@ -267,6 +272,18 @@ class SumMap(AffineMap):
 
     def offset(self) -> Tensor | None:
         return None
+
+
+def _with_squared_numbers(node: Node) -> Node:
+    """The call with the square of every number that scales an operand."""
+    if node.op == "convolution":  # its numbers are strides and paddings
+        return node
+
+    def square(item: object) -> object:
+        return item * item if isinstance(item, (int, float)) else item
+
+    args = tuple(square(item) for item in node.args)
+    return replace(node, args=args, kwargs={name: square(item) for name, item in node.kwargs.items()})
 
 
 def build_map(graph: Graph, node: Node, fetch: Callable[[str], Tensor], dtype: torch.dtype,
