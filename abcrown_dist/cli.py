@@ -6,11 +6,13 @@ configuration, 3 a file cannot be loaded, 4 internal error, 130 interrupted from
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from abcrown_dist.config import Config, load_config
 from abcrown_dist.util.errors import VerifierError
@@ -34,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = load_config(words)
         _log_to_stderr(quiet=config.general.progress == "none")
-        from abcrown_dist.session import run  # heavy: after the configuration has proved right
-
+        with _no_collection():
+            from abcrown_dist.session import run  # heavy: after the configuration has proved right
         return run(config, start)
     except SystemExit as finished:  # --help and --version
         return finished.code if isinstance(finished.code, int) else 0
@@ -45,6 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The configuration itself may be what failed: then the words alone tell.
         asked = any("traceback" in word for word in words) if config is None else config.debug.traceback
         return _report(error, show_traceback=asked)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let the garbage collector sleep during imports: they leave no garbage, yet make it walk the growing
+    heap again and again, for a sixth of the time that importing torch takes.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _report(error: Exception, show_traceback: bool) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,11 +71,16 @@ def verify(config: Config, instance: Instance, deadline: Deadline, progress: Pro
     Raises:
         LoadError: a file cannot be read or is not supported.
     """
+    return solve(config, lambda: load(config, instance), deadline, progress)
+
+
+def solve(config: Config, load_problem: Callable[[], Problem], deadline: Deadline, progress: Progress) -> Outcome:
+    """Load and decide; running out of time or memory is a verdict."""
     outcome = Outcome()
     try:
         with alarm(deadline):
             with progress.phase("load"):
-                problem = load(config, instance)
+                problem = load_problem()
             decide(config, problem, deadline, progress, outcome)
     except DeadlineExceeded as late:
         outcome.verdict, outcome.reason = Verdict.TIMEOUT, str(late)
@@ -87,10 +92,15 @@ def verify(config: Config, instance: Instance, deadline: Deadline, progress: Pro
 
 
 def load(config: Config, instance: Instance) -> Problem:
-    """Read both files, check that they fit together, and check the network against onnxruntime."""
+    """Read both files and check the network against onnxruntime."""
     prop = load_vnnlib(instance.property)
     lower, upper = _hull(prop)
     model = load_onnx(instance.model, config.model.input_shape, lower, upper)
+    return prepare(config, model, prop, Confirmer(prop, instance.model, input_shapes=model.input_shapes))
+
+
+def prepare(config: Config, model: LoadedModel, prop: Property, confirmer: Confirmer) -> Problem:
+    """Check that network and property fit together and that the network can be bounded; place its weights."""
     for warning in model.warnings:
         _log.warning("%s", warning)
     check_sizes(prop, model.graph.input_size, model.graph.output_size)
@@ -100,7 +110,6 @@ def load(config: Config, instance: Instance) -> Problem:
         _log.warning("no relaxation for: %s; only the attack can decide", "; ".join(missing))
     device = resolve_device(config.general.device)
     weights = LocalWeights(model.graph, resolve_dtype(config.general.double_fp), device)
-    confirmer = Confirmer(prop, instance.model, input_shapes=model.input_shapes)
     return Problem(model, prop, weights, confirmer, missing)
 
 

@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
         *("attack", "bab", "bounds", "config", "exact", "graph", "options"),
         *("parallel", "relax", "report", "spec", "util", "weights"),
     },
+    "api": {"attack", "bounds", "config", "graph", "report", "spec", "util", "verify", "weights"},
     "session": {"config", "report", "spec", "util", "verify"},
     "cli": {"session", "config", "util"},
     "__main__": {"cli"},

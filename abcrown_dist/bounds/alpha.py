@@ -51,7 +51,7 @@ def initial_alphas(start: Start, relaxed: Relaxed, weights: Weights) -> dict[str
     below = ancestors(weights.graph, tuple(start))
     alphas = {}
     for name, node in relaxed.nodes.items():
-        if name in below and name not in start and node.lines.alpha_range is not None:
+        if name in below and node.lines.alpha_range is not None:
             slope = node.lines.lower_slope
             alphas[name] = slope[:, None].repeat(1, rows, *[1] * (slope.dim() - 1))
     return alphas
@@ -71,7 +71,8 @@ def gradients(
     slopes = {}
     for name, z in sweep(weights, start, relaxed, points, tape, alphas):
         if name in alphas:
-            slopes[name] = tape[name].clamp(min=0).mul_(z)
+            A = tape[name].clamp(min=0)
+            slopes[name] = A.mul_(z) if A.shape == z.shape else A * z  # rows may serve all domains
     return bounds, slopes
 
 
@@ -97,15 +98,16 @@ def maximise(
         return Optimised(concretize(linear, inputs), alphas if keep_alphas else {})
     search = _Search(alphas, relaxed, settings, keep_alphas)
     for step in range(settings.iteration):
-        # Rounding depends little on the slopes: the first pass measures it for all of them.
-        bounds, slopes = gradients(weights, start, relaxed, inputs, alphas, track_error=step == 0)
+        # Rounding depends little on the slopes: where no verdict hangs on every step, the first pass
+        # and the last measure it for all of them.
+        track_error = step == 0 or stop is not None
+        bounds, slopes = gradients(weights, start, relaxed, inputs, alphas, track_error)
         search.record(bounds)
         if search.stalled >= settings.early_stop_patience or (stop is not None and stop(search.best)):
             break
         search.move(slopes)
     else:
-        linear = back_substitute(weights, start, relaxed, alphas=alphas, track_error=False)
-        search.record(RowBounds(inputs.minimum(linear.A) + linear.bias, search.best.error))
+        search.record(concretize(back_substitute(weights, start, relaxed, alphas=alphas), inputs))
     return Optimised(search.best, search.best_alphas)
 
 
