@@ -6,7 +6,8 @@ import os
 import sys
 from typing import NoReturn
 
-from abcrown_dist.cli import INTERNAL_ERROR, main
+from abcrown_dist.cli import main
+from abcrown_dist.util.errors import exit_code
 
 
 def console() -> NoReturn:
@@ -17,19 +18,20 @@ def console() -> NoReturn:
     who embed the program call `cli.main`, which returns.
     """
     code = main()
-    os._exit(code if _flush() else code or INTERNAL_ERROR)
+    lost = _flush()
+    os._exit(code if lost is None else code or exit_code(lost))
 
 
-def _flush() -> bool:
-    """Hand over what standard output and standard error still hold; whether that worked."""
-    done = True
+def _flush() -> Exception | None:
+    """Hand over what standard output and standard error still hold; what went wrong with that, if anything."""
+    lost: Exception | None = None
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None:
+            if stream is not None:  # as under pythonw
                 stream.flush()
-        except (OSError, ValueError):  # full disk, reader gone; closed
-            done = False
-    return done
+        except (OSError, ValueError) as error:  # full disk, reader gone; closed
+            lost = error
+    return lost
 
 
 if __name__ == "__main__":

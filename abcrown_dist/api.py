@@ -1,8 +1,8 @@
 """The Python API: bounds of a module, and verification of a property of it.
 
-    from abcrown_dist.api import compute_bounds, verify_module
-    lower, upper = compute_bounds(module, x, x - 0.01, x + 0.01, method="alpha-crown")
-    outcome = verify_module(module, x, load_vnnlib("property.vnnlib"))
+from abcrown_dist.api import compute_bounds, verify_module
+lower, upper = compute_bounds(module, x, x - 0.01, x + 0.01, method="alpha-crown")
+outcome = verify_module(module, x, load_vnnlib("property.vnnlib"))
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from abcrown_dist.bounds.settings import METHODS, BoundSettings
 from abcrown_dist.config.keys import build
 from abcrown_dist.graph.aten import unsupported
 from abcrown_dist.graph.load_torch import load_torch
+from abcrown_dist.problem import Problem, prepare
 from abcrown_dist.relax import REGISTRY
 from abcrown_dist.report.progress import Progress
 from abcrown_dist.spec.property import Property
 from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.util.errors import ConfigError, LoadError
 from abcrown_dist.util.numerics import use_full_precision
-from abcrown_dist.verify import Outcome, prepare, solve
+from abcrown_dist.verify import Outcome, solve
 from abcrown_dist.weights.adjoint import check_adjoints
 from abcrown_dist.weights.local import LocalWeights
 
@@ -114,7 +115,7 @@ def verify_module(
     module.eval()
     dtype = np.float64 if tensors[0].dtype == torch.float64 else np.float32
 
-    def load_problem() -> Any:
+    def load_problem() -> Problem:
         return prepare(config, load_torch(module, tensors), prop, Confirmer(prop, run, dtype=dtype))
 
     return solve(config, load_problem, Deadline(timeout), Progress(mode="none"))

@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from abcrown_dist.config import Config, load_config
-from abcrown_dist.util.errors import VerifierError
+from abcrown_dist.util.errors import VerifierError, describe, exit_code
 
-INTERNAL_ERROR = 4
 INTERRUPTED = 130
 
 
@@ -67,13 +66,12 @@ def _report(error: Exception, show_traceback: bool) -> int:
     """Say on one line what went wrong; the exit code for it."""
     if show_traceback:
         traceback.print_exception(error)
-    text = " ".join(str(error).split())
     if isinstance(error, VerifierError):
-        print(f"error: {text}", file=sys.stderr)
-        return error.exit_code
-    hint = "" if show_traceback else "; run with --debug.traceback true"
-    print(f"internal error: {type(error).__name__}: {text}{hint}", file=sys.stderr)
-    return INTERNAL_ERROR
+        print(f"error: {describe(error)}", file=sys.stderr)
+    else:
+        hint = "" if show_traceback else "; run with --debug.traceback true"
+        print(f"internal error: {describe(error)}{hint}", file=sys.stderr)
+    return exit_code(error)
 
 
 def _log_to_stderr(quiet: bool) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import logging
+import math
 import sys
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,17 +18,50 @@ from abcrown_dist.config import Config
 from abcrown_dist.config.keys import to_dict
 from abcrown_dist.config.paths import locate, locate_model, locate_property
 from abcrown_dist.config.resolve import instance_timeout, resolve_progress
+from abcrown_dist.problem import Instance
+from abcrown_dist.report.files import check_writable
 from abcrown_dist.report.progress import Progress
 from abcrown_dist.report.results import write_counterexample, write_results
 from abcrown_dist.report.summary import Summary, peak_memory, versions, write_summary
 from abcrown_dist.report.table import BatchRow, print_table
 from abcrown_dist.spec.property import Verdict
 from abcrown_dist.util.deadline import Deadline
-from abcrown_dist.util.errors import LoadError, VerifierError
+from abcrown_dist.util.errors import LoadError, describe, exit_code
 from abcrown_dist.util.numerics import use_full_precision
-from abcrown_dist.verify import Instance, Outcome, verify
+from abcrown_dist.verify import Outcome, verify
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OutputFiles:
+    """Where the answer to an instance goes; None for a file that nobody asked for."""
+
+    results: str
+    summary: str | None = None
+    counterexample: str | None = None
+
+    @classmethod
+    def of(cls, config: Config) -> OutputFiles:
+        """The files of a single instance."""
+        general = config.general
+        counterexample = config.attack.cex_path if general.save_adv_example else None
+        return cls(general.results_file, general.summary_file, counterexample)
+
+    def numbered(self, number: int) -> OutputFiles:
+        """The files of one instance of a batch: out.txt -> out_3.txt."""
+        names = (self.results, self.summary, self.counterexample)
+        return OutputFiles(*(None if name is None else _numbered(name, number) for name in names))  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        """Find out before the work begins what would keep its result from being written.
+
+        Raises:
+            ConfigError: one of the files cannot be written.
+        """
+        for name in (self.results, self.summary, self.counterexample):
+            if name is not None:
+                check_writable(name)
 
 
 def run(config: Config, start: float) -> int:
@@ -35,32 +71,44 @@ def run(config: Config, start: float) -> int:
         start: `time.monotonic()` when the process began: loading counts against the time limit.
     """
     use_full_precision()
-    if config.general.csv_name is None:
-        general = config.general
-        instance = _single(config)
-        outcome = run_instance(config, instance, start, general.results_file, general.summary_file)
-        print(f"verdict: {outcome.verdict.value} ({outcome.reason}) after {time.monotonic() - start:.1f} s")
-        return 0
-    return _run_batch(config, start)
+    files = OutputFiles.of(config)
+    files.check()
+    if config.general.csv_name is not None:
+        return _run_batch(config, start, files)
+    outcome = run_instance(config, _single(config), start, files)
+    print(f"verdict: {outcome.verdict.value} ({outcome.reason}) after {time.monotonic() - start:.1f} s")
+    return 0
 
 
-def run_instance(config: Config, instance: Instance, start: float, results: str, summary: str | None) -> Outcome:
-    """Verify one instance and write its files. An error leaves `error` in the results file and goes on up."""
+def run_instance(config: Config, instance: Instance, start: float, files: OutputFiles) -> Outcome:
+    """Verify one instance and write its files. An error leaves `error` in them and goes on up."""
     torch.manual_seed(config.general.seed)
     deadline = Deadline(instance.timeout, start)
     mode = resolve_progress(config.general.progress, sys.stderr)
     with Progress(mode=mode) as progress:  # type: ignore[arg-type]  # one of its modes
         try:
             outcome = verify(config, instance, deadline, progress)
-        except BaseException:
-            write_results(results, Verdict.ERROR)
+        except BaseException as error:
+            failed = Outcome(Verdict.ERROR, describe(error))
+            _write(config, instance, deadline, progress, failed, files)
             raise
-    write_results(results, outcome.verdict, outcome.witness)
-    if outcome.witness is not None and config.general.save_adv_example:
-        write_counterexample(config.attack.cex_path, outcome.witness)
-    if summary is not None:
-        write_summary(summary, _summarise(config, instance, deadline, progress, outcome))
+    _write(config, instance, deadline, progress, outcome, files)
     return outcome
+
+
+def _write(
+    config: Config,
+    instance: Instance,
+    deadline: Deadline,
+    progress: Progress,
+    outcome: Outcome,
+    files: OutputFiles,
+) -> None:
+    write_results(files.results, outcome.verdict, outcome.witness)
+    if files.counterexample is not None and outcome.witness is not None:
+        write_counterexample(files.counterexample, outcome.witness)
+    if files.summary is not None:
+        write_summary(files.summary, _summarise(config, instance, deadline, progress, outcome))
 
 
 def _single(config: Config) -> Instance:
@@ -69,64 +117,84 @@ def _single(config: Config) -> Instance:
     return Instance(locate_model(config, model), locate_property(config, prop), instance_timeout(config.bab))
 
 
-def _run_batch(config: Config, start: float) -> int:
+def _run_batch(config: Config, start: float, files: OutputFiles) -> int:
+    """Verify the chosen rows of the CSV. One that fails does not keep the others from their turn.
+
+    Returns:
+        the exit code of the first failure, else 0.
+    """
+    path = locate(config, config.general.csv_name or "")
+    listed = _read_csv(path)
     rows: list[BatchRow] = []
     code = 0
-    for number, instance in _instances(config):
+    for number in _chosen(config, path, len(listed)):
         begun = start if not rows else time.monotonic()  # the first one bears the start-up
-        name = f"{number}: {instance.model.name} {instance.property.name}"
-        results = _numbered(config.general.results_file, number)
-        summary = config.general.summary_file
+        cells = listed[number]
+        name = f"{number}: {' '.join(Path(cell).name for cell in cells[:2])}"
         try:
-            outcome = run_instance(config, instance, begun, results,
-                                   None if summary is None else _numbered(summary, number))  # fmt: skip
-            verdict, reason = outcome.verdict, outcome.reason
-        except VerifierError as error:
-            code = code or error.exit_code
-            verdict, reason = Verdict.ERROR, str(error)
-        rows.append(BatchRow(name, verdict, time.monotonic() - begun, reason))
-        _log.info("%s: %s (%s)", name, verdict.value, reason)
+            instance = _from_row(config, path, number, cells)
+            outcome = run_instance(config, instance, begun, files.numbered(number))
+        except Exception as error:
+            code = code or exit_code(error)
+            outcome = Outcome(Verdict.ERROR, describe(error))
+            write_results(files.numbered(number).results, Verdict.ERROR)
+            if config.debug.traceback:
+                traceback.print_exception(error)
+        rows.append(BatchRow(name, outcome.verdict, time.monotonic() - begun, outcome.reason))
+        _log.info("%s: %s (%s)", name, outcome.verdict.value, outcome.reason)
     print_table(rows)
     return code
 
 
-def _instances(config: Config) -> Iterator[tuple[int, Instance]]:
-    """The chosen rows of the CSV: model, property and, if it has a third column, seconds."""
-    path = locate(config, config.general.csv_name or "")
+def _read_csv(path: Path) -> list[list[str]]:
+    """Rows of the list of instances, without empty ones."""
     try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            rows = [row for row in csv.reader(stream) if any(cell.strip() for cell in row)]
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(stream)]
+    except (OSError, ValueError, csv.Error) as error:
         raise LoadError(f"{path}: cannot read the list of instances ({error})") from error
-    chosen = config.data.select_instance or range(config.data.start, min(config.data.end, len(rows)))
+    return [row for row in rows if any(row)]
+
+
+def _chosen(config: Config, path: Path, count: int) -> Iterator[int]:
+    data = config.data
+    chosen: Sequence[int] = data.select_instance or range(data.start, max(data.start + 1, min(data.end, count)))
     for number in chosen:
-        if number >= len(rows):
-            raise LoadError(f"{path}: there is no instance {number}, only {len(rows)} in all")
-        yield number, _from_row(config, path, number, [cell.strip() for cell in rows[number]])
+        if number >= count:
+            raise LoadError(f"{path}: there is no instance {number}, only {count} in all, from 0 on")
+    return iter(chosen)
 
 
-def _from_row(config: Config, path: Path, number: int, row: list[str]) -> Instance:
+def _from_row(config: Config, path: Path, number: int, row: Sequence[str]) -> Instance:
+    """Instance of a row: model, property and, if it has a third column, seconds."""
     if len(row) < 2 or not row[0] or not row[1]:
         raise LoadError(f"{path}: instance {number} needs a model and a property, found {','.join(row)!r}")
-    try:
-        listed = float(row[2]) if len(row) > 2 and row[2] else None
-    except ValueError:
-        raise LoadError(f"{path}: the timeout of instance {number} is no number: {row[2]!r}") from None
+    listed = row[2] if len(row) > 2 else ""
     return Instance(
         locate_model(config, row[0], path.parent),
         locate_property(config, row[1], path.parent),
-        instance_timeout(config.bab, listed),
+        instance_timeout(config.bab, _seconds(path, number, listed) if listed else None),
     )
 
 
+def _seconds(path: Path, number: int, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise LoadError(f"{path}: the timeout of instance {number} is not a number of seconds > 0: {text!r}")
+    return seconds
+
+
 def _numbered(path: str, number: int) -> str:
-    """out.txt -> out_3.txt: one file per instance of a batch."""
     whole = Path(path)
     return str(whole.with_name(f"{whole.stem}_{number}{whole.suffix}"))
 
 
-def _summarise(config: Config, instance: Instance, deadline: Deadline, progress: Progress,
-               outcome: Outcome) -> Summary:  # fmt: skip
+def _summarise(
+    config: Config, instance: Instance, deadline: Deadline, progress: Progress, outcome: Outcome
+) -> Summary:
     return Summary(
         verdict=outcome.verdict,
         reason=outcome.reason,

@@ -29,13 +29,17 @@ ALLOWED: dict[str, set[str]] = {
     "interop": {"bounds", "graph", "weights", "relax", "parallel", "util"},
     "options": {"attack", "bab", "bounds", "config", "spec", "weights"},
     "verify": {
-        *("attack", "bab", "bounds", "config", "exact", "graph", "options"),
+        *("attack", "bab", "bounds", "config", "exact", "graph", "options", "problem"),
         *("parallel", "relax", "report", "spec", "util", "weights"),
     },
-    "api": {"attack", "bounds", "config", "graph", "report", "spec", "util", "verify", "weights"},
-    "session": {"config", "report", "spec", "util", "verify"},
+    "problem": {"attack", "config", "graph", "relax", "spec", "weights"},
+    "api": {
+        *("attack", "bounds", "config", "graph", "problem", "relax"),
+        *("report", "spec", "util", "verify", "weights"),
+    },
+    "session": {"config", "problem", "report", "spec", "util", "verify"},
     "cli": {"session", "config", "util"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "util"},
     "__init__": set(),
 }
 

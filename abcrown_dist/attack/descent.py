@@ -75,6 +75,14 @@ def evaluate(network: Network, x: torch.Tensor) -> torch.Tensor:
     return network(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
+def gradient_of(loss: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Derivative of a scalar, zero where nothing differentiable leads to it (integer or boolean outputs)."""
+    if not loss.requires_grad:
+        return torch.zeros_like(x)
+    (gradient,) = torch.autograd.grad(loss, x, allow_unused=True, materialize_grads=True)
+    return gradient
+
+
 def deficits(objective: Objective, x: torch.Tensor, y: torch.Tensor, demand: Demand) -> torch.Tensor:
     """Violations plus what `demand` asks for, (T, R, K): a hit has none above zero."""
     missing = objective.violations(x, y)
@@ -177,7 +185,7 @@ class Descent:
             # Every second point follows the worst constraint alone, the others all broken ones together.
             together = torch.arange(x.shape[1], device=x.device) % 2
             loss = worst + together * missing.relu().sum(-1)
-            (gradient,) = torch.autograd.grad(loss.sum(), x)
+            gradient = gradient_of(loss.sum(), x)
         self._record(worst.detach())
         return gradient, y.detach()
 

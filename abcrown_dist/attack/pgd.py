@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from abcrown_dist.attack import starts
-from abcrown_dist.attack.descent import Demand, Descent, Hit, Network, Schedule, evaluate, hits
+from abcrown_dist.attack.descent import Demand, Descent, Hit, Network, Schedule, evaluate, gradient_of, hits
 from abcrown_dist.attack.objective import Objective
 from abcrown_dist.attack.starts import Region
 from abcrown_dist.spec.property import Property
@@ -259,7 +259,7 @@ class _Search:
                 break
             x = x.detach().requires_grad_()
             with torch.enable_grad():
-                (gradient,) = torch.autograd.grad((evaluate(self.network, x) * mix).sum(), x)
+                gradient = gradient_of((evaluate(self.network, x) * mix).sum(), x)
             x = region.project(x.detach() + region.width[:, None] / 4 * gradient.nan_to_num(0.0).sign())
         return x
 

@@ -75,7 +75,9 @@ def refute(
             relaxed = bound_intermediate(weights, clauses.box, settings, deadline)
             sane = _stays_finite(relaxed, largest)[:, None]
 
-            def enough(best: RowBounds, rows: Tensor, clauses: Clauses = clauses, sane: Tensor = sane) -> bool:
+            def enough(
+                best: RowBounds, rows: Tensor, clauses: Clauses = clauses, sane: Tensor = sane
+            ) -> bool:
                 margin = best.lower.double() - clauses.rhs[:, rows]
                 return clauses.content((margin > best.error) & sane, rows)
 
@@ -122,9 +124,9 @@ def _by_disjunct(clauses: Clauses, margin: Tensor) -> dict[int, list[float]]:
     return found
 
 
-def _suspects(weights: Weights, clauses: Clauses, relaxed: Relaxed, refuted: set[int]) -> list[
-    tuple[int, np.ndarray]
-]:  # fmt: skip
+def _suspects(
+    weights: Weights, clauses: Clauses, relaxed: Relaxed, refuted: set[int]
+) -> list[tuple[int, np.ndarray]]:
     """Minimisers of the plain CROWN bounds of the first open rows."""
     is_open = clauses.disjunct >= 0
     for index in refuted:
@@ -138,10 +140,11 @@ def _suspects(weights: Weights, clauses: Clauses, relaxed: Relaxed, refuted: set
     graph = weights.graph
     shape = (clauses.box.domains, len(columns), -1)
     parts = [
-        points[name].flatten(2) if name in points
+        points[name].flatten(2)
+        if name in points
         else clauses.box.lower[name].flatten(1)[:, None].expand(shape)
         for name in graph.inputs
-    ]  # fmt: skip
+    ]
     flat = torch.cat([part.double() for part in parts], dim=2).cpu().numpy()
     found = []
     for b, column in torch.nonzero(is_open[:, columns])[:_MOST_SUSPECTS].tolist():

@@ -58,14 +58,21 @@ def initial_alphas(start: Start, relaxed: Relaxed, weights: Weights) -> dict[str
 
 
 def gradients(
-    weights: Weights, start: Start, relaxed: Relaxed, inputs: InputSet, alphas: Mapping[str, Tensor],
+    weights: Weights,
+    start: Start,
+    relaxed: Relaxed,
+    inputs: InputSet,
+    alphas: Mapping[str, Tensor],
     track_error: bool = False,
-) -> tuple[RowBounds, dict[str, Tensor]]:  # fmt: skip
+) -> tuple[RowBounds, dict[str, Tensor]]:
     """Bounds at `alphas` and their derivative with respect to each, in the same shapes."""
     tape: dict[str, Tensor] = {}
     linear = back_substitute(weights, start, relaxed, alphas=alphas, tape=tape, track_error=track_error)
-    bounds = concretize(linear, inputs) if track_error else RowBounds(
-        inputs.minimum(linear.A) + linear.bias, linear.error)  # fmt: skip
+    bounds = (
+        concretize(linear, inputs)
+        if track_error
+        else RowBounds(inputs.minimum(linear.A) + linear.bias, linear.error)
+    )
     points = inputs.minimiser(linear.A)
     del linear
     slopes = {}
@@ -119,8 +126,9 @@ class _Search:
 
     BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
-    def __init__(self, alphas: dict[str, Tensor], relaxed: Relaxed, settings: AlphaSettings,
-                 keep_alphas: bool) -> None:  # fmt: skip
+    def __init__(
+        self, alphas: dict[str, Tensor], relaxed: Relaxed, settings: AlphaSettings, keep_alphas: bool
+    ) -> None:
         self.alphas, self.settings, self.keep_alphas = alphas, settings, keep_alphas
         self.ranges = {name: relaxed.nodes[name].lines.alpha_range for name in alphas}
         self.first = {name: torch.zeros_like(alpha) for name, alpha in alphas.items()}

@@ -18,7 +18,7 @@ from abcrown_dist.bounds.concretize import InputSet, contract
 from abcrown_dist.bounds.rules import affine_backward, relaxed_backward, relaxed_forward
 from abcrown_dist.bounds.types import OneHot, Relaxed, RowBounds, ancestors
 from abcrown_dist.graph.aten import classify
-from abcrown_dist.graph.ir import Graph, Node
+from abcrown_dist.graph.ir import Node
 from abcrown_dist.weights.local import Weights
 from abcrown_dist.weights.maps import AffineMap
 
@@ -132,8 +132,14 @@ def _release(node: Node, pending: dict[str, int], values: dict[str, Tensor]) -> 
 class _Walk:
     """Coefficients that have been gathered so far, by node, during one backward pass."""
 
-    def __init__(self, weights: Weights, relaxed: Relaxed, alphas: Mapping[str, Tensor],
-                 tape: dict[str, Tensor] | None, track_error: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        weights: Weights,
+        relaxed: Relaxed,
+        alphas: Mapping[str, Tensor],
+        tape: dict[str, Tensor] | None,
+        track_error: bool,
+    ) -> None:
         self.weights, self.graph = weights, weights.graph
         self.relaxed, self.alphas, self.tape, self.track_error = relaxed, alphas, tape, track_error
         self.pending: dict[str, Tensor | OneHot] = {}
@@ -176,7 +182,9 @@ class _Walk:
         for name, part in zip(node.inputs, parts, strict=True):
             self.add(name, part)
 
-    def _one_hot_parts(self, node: Node, rows: OneHot, affine: AffineMap) -> tuple[Tensor | OneHot, ...] | None:
+    def _one_hot_parts(
+        self, node: Node, rows: OneHot, affine: AffineMap
+    ) -> tuple[Tensor | OneHot, ...] | None:
         """The first steps without multiplying by an identity, where that is possible."""
         if affine.identity_rows:
             return (rows,) * len(node.inputs)

@@ -6,10 +6,25 @@ from abcrown_dist.graph.aten import classify
 from abcrown_dist.graph.ir import Graph, Node
 
 # Affine calls of one operand that keep every coordinate apart: the image of a box is a box.
-_COORDINATEWISE = frozenset({
-    "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "permute", "transpose", "t", "slice",
-    "mul", "div", "add", "sub", "neg", "constant_pad_nd",
-})  # fmt: skip
+_COORDINATEWISE = frozenset(
+    {
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "unsqueeze",
+        "squeeze",
+        "permute",
+        "transpose",
+        "t",
+        "slice",
+        "mul",
+        "div",
+        "add",
+        "sub",
+        "neg",
+        "constant_pad_nd",
+    }
+)
 
 
 def exact_by_intervals(graph: Graph) -> set[str]:

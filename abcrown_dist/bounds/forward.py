@@ -135,8 +135,9 @@ def _input_forms(weights: Weights, inputs: InputSet) -> dict[str, Forms]:
         box = inputs.interval(name)
         centre, radius = centre_radius(box.lower, box.upper)
         varies = (box.lower < box.upper).flatten(1).any(0).nonzero().flatten()
-        slopes = torch.zeros(inputs.domains, count, graph[name].size, dtype=weights.dtype,
-                             device=weights.device)  # fmt: skip
+        slopes = torch.zeros(
+            inputs.domains, count, graph[name].size, dtype=weights.dtype, device=weights.device
+        )
         place = torch.arange(offset, offset + len(varies), device=weights.device)
         slopes[:, place, varies] = radius.flatten(1)[:, varies]
         slopes = slopes.reshape(inputs.domains, count, *graph[name].shape)
@@ -165,9 +166,12 @@ def _affine(affine: AffineMap, operands: list[Forms]) -> Forms:
         return Forms(low, low0, low, low0, error)
     if affine.nonnegative:
         return Forms(
-            linear(*(x.low for x in operands)), affine.apply(*(x.low0 for x in operands)),
-            linear(*(x.up for x in operands)), affine.apply(*(x.up0 for x in operands)), error,
-        )  # fmt: skip
+            linear(*(x.low for x in operands)),
+            affine.apply(*(x.low0 for x in operands)),
+            linear(*(x.up for x in operands)),
+            affine.apply(*(x.up0 for x in operands)),
+            error,
+        )
     # W+ low + W- up = W (low + up) / 2 - |W| (up - low) / 2, likewise for the upper form.
     middle = linear(*((x.low + x.up) / 2 for x in operands))
     spread = absolute(*((x.up - x.low) / 2 for x in operands))
@@ -184,8 +188,9 @@ def _relaxed(relaxed: RelaxedNode, z: Forms) -> Forms:
     return Forms(low, low0, up, up0, grown + 4 * unit_roundoff(z.low.dtype) * z.magnitude())
 
 
-def _follow(slope: Tensor, intercept: Tensor | None, same: Tensor, same0: Tensor, other: Tensor,
-            other0: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _follow(
+    slope: Tensor, intercept: Tensor | None, same: Tensor, same0: Tensor, other: Tensor, other0: Tensor
+) -> tuple[Tensor, Tensor]:
     """A line applied to a form: a positive slope takes the same side's form, a negative the other's."""
     if bool((slope >= 0).all()):
         form, form0 = slope[:, None] * same, slope * same0

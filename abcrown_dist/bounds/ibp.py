@@ -19,7 +19,9 @@ from abcrown_dist.util.numerics import sum_error, unit_roundoff
 from abcrown_dist.weights.local import Weights
 
 
-def affine_interval(weights: Weights, node: Node, operands: Sequence[Interval]) -> tuple[Interval, Tensor | None]:
+def affine_interval(
+    weights: Weights, node: Node, operands: Sequence[Interval]
+) -> tuple[Interval, Tensor | None]:
     """Bounds of an affine node from those of its operands, and its sensitivity (`rounding.py`).
 
     The sensitivity (B, *shape) is None where the node rounds nothing (views, permutations).

@@ -27,8 +27,9 @@ from abcrown_dist.weights.local import Weights
 _WORKSPACE = 512 << 20  # bytes beside the weights, when no budget is given
 
 
-def bound_intermediate(weights: Weights, inputs: InputSet, settings: BoundSettings,
-                       deadline: Deadline | None = None) -> Relaxed:  # fmt: skip
+def bound_intermediate(
+    weights: Weights, inputs: InputSet, settings: BoundSettings, deadline: Deadline | None = None
+) -> Relaxed:
     """Bound every pre-activation over `inputs` and relax every nonlinearity accordingly.
 
     Raises:
@@ -123,8 +124,14 @@ def bound_outputs(weights: Weights, inputs: InputSet, settings: BoundSettings) -
     return result
 
 
-def _tighten(weights: Weights, node: Node, relaxed: Relaxed, inputs: InputSet, settings: BoundSettings,
-             deadline: Deadline | None) -> Interval:  # fmt: skip
+def _tighten(
+    weights: Weights,
+    node: Node,
+    relaxed: Relaxed,
+    inputs: InputSet,
+    settings: BoundSettings,
+    deadline: Deadline | None,
+) -> Interval:
     """Backward bounds of the loose neurons of a pre-activation; its interval bounds for the rest.
 
     Upper bounds go first: a ReLU that they show inactive needs no lower bound (an active one needs
@@ -148,7 +155,9 @@ def _tighten(weights: Weights, node: Node, relaxed: Relaxed, inputs: InputSet, s
     return known
 
 
-def _insert(known: Interval, index: Tensor, sign: Tensor, rows: RowBounds, wanted: Tensor | None = None) -> Interval:
+def _insert(
+    known: Interval, index: Tensor, sign: Tensor, rows: RowBounds, wanted: Tensor | None = None
+) -> Interval:
     """`known` with lower bounds of  sign[i] z_index[i]  put in their places.
 
     Only where the mask `wanted` (B, neurons) holds: what other domains need must not change a
@@ -168,9 +177,17 @@ def _insert(known: Interval, index: Tensor, sign: Tensor, rows: RowBounds, wante
     return Interval(*(t.reshape(known.lower.shape) for t in (lower, upper, error)))
 
 
-def _identity_rows(weights: Weights, node: Node, index: Tensor, sign: Tensor, relaxed: Relaxed,
-                   inputs: InputSet, settings: BoundSettings, method: str,
-                   deadline: Deadline | None) -> RowBounds:  # fmt: skip
+def _identity_rows(
+    weights: Weights,
+    node: Node,
+    index: Tensor,
+    sign: Tensor,
+    relaxed: Relaxed,
+    inputs: InputSet,
+    settings: BoundSettings,
+    method: str,
+    deadline: Deadline | None,
+) -> RowBounds:
     """Lower bounds (B, len(index)) of  sign[i] z_index[i]  over the neurons z of a node, in chunks."""
     size = _chunk_size(weights, node.name, len(index), inputs.domains, settings, method == "alpha-crown")
     parts = []
@@ -195,8 +212,15 @@ def _content(stop: Callable[[RowBounds, Tensor], bool], rows: Tensor, best: RowB
     return stop(RowBounds(best.lower[:, : len(rows)], best.error[:, : len(rows)]), rows)
 
 
-def _solve(weights: Weights, start: Start, relaxed: Relaxed, inputs: InputSet, settings: BoundSettings,
-           method: str, stop: Callable[[RowBounds], bool] | None) -> RowBounds:  # fmt: skip
+def _solve(
+    weights: Weights,
+    start: Start,
+    relaxed: Relaxed,
+    inputs: InputSet,
+    settings: BoundSettings,
+    method: str,
+    stop: Callable[[RowBounds], bool] | None,
+) -> RowBounds:
     if method == "alpha-crown":
         return alpha.maximise(weights, start, relaxed, inputs, settings.alpha, stop=stop).bounds
     return lower_bound(weights, start, relaxed, inputs)
@@ -245,8 +269,9 @@ def _interval_rows(relaxed: Relaxed, start: Start, inputs: InputSet) -> RowBound
     return RowBounds(lower, error)
 
 
-def _chunk_size(weights: Weights, start: str, rows: int, domains: int, settings: BoundSettings,
-                optimise: bool) -> int:  # fmt: skip
+def _chunk_size(
+    weights: Weights, start: str, rows: int, domains: int, settings: BoundSettings, optimise: bool
+) -> int:
     graph = weights.graph
     per_row = chunks.row_bytes(graph, start, weights.dtype, domains, optimise)
     limit = settings.batch_rows

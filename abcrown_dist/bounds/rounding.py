@@ -10,8 +10,10 @@ where |z| is the largest magnitude that z takes. Roundings of different neurons 
 each other, so that the squares (A_i s_i)^2 add up over neurons and nodes and the root of their sum is
 the error. (Adding magnitudes instead gave estimates up to 1e9 times the true error on nets of nine
 layers; this one stays between 20 and 1000 times above it on all networks that were tried, see
-tests/bounds/test_rounding.py.) It costs one product with a vector per node. A bound proves only what exceeds its error. The affine half falls off the
-interval pass (`ibp.affine_interval`); the other half is here.
+tests/bounds/test_rounding.py.)
+
+It costs one product with a vector per node. A bound proves only what exceeds its error. The affine
+half falls off the interval pass (`ibp.affine_interval`); the other half is here.
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ class OneHot:
 
     def dense(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The rows (1, R, *shape)."""
-        rows = torch.zeros(len(self.index), Node("", "", (), shape).size, dtype=dtype,
-                           device=self.index.device)  # fmt: skip
+        rows = torch.zeros(
+            len(self.index), Node("", "", (), shape).size, dtype=dtype, device=self.index.device
+        )
         rows.scatter_(1, self.index[:, None], self.sign[:, None].to(dtype))
         return rows.reshape(1, len(self.index), *shape)
 

@@ -187,7 +187,8 @@ class Crown(Section):
     memory_budget: int | None = key(
         None,
         OrNull(Size()),
-        "Memory that one pass may use, weights included, which sets the rows at once; null: 512 MiB beside the weights (own key).",
+        "Memory that one pass may use, weights included, which sets the rows at once; "
+        "null: 512 MiB beside the weights (own key).",
         "memory_budget",
     )
     compare_crown_with_ibp: bool = key(

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 from abcrown_dist.util.errors import ConfigError
+
+
+def check_writable(path: str | Path) -> None:
+    """Tell now, without writing anything, that `write_whole` would fail, as far as permissions tell.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        special = target.exists() and not target.is_file()
+        place = target if special else next(folder for folder in target.parents if folder.exists())
+        if not special and not place.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: str | Path, error: OSError | ValueError) -> ConfigError:
+    reason = error.strerror if isinstance(error, OSError) else None
+    return ConfigError(f"cannot write '{path}': {reason or error}")
 
 
 def write_whole(path: str | Path, text: str) -> None:
@@ -17,8 +43,8 @@ def write_whole(path: str | Path, text: str) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    target = Path(os.path.realpath(path))
     try:
+        target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file() and not target.is_dir():
             target.write_text(text, encoding="utf-8")
             return
@@ -29,5 +55,5 @@ def write_whole(path: str | Path, text: str) -> None:
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write '{path}': {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from None

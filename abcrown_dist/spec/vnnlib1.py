@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -256,7 +257,7 @@ def load_vnnlib(path: str | Path) -> Property:
         text = content.decode("utf-8-sig")
     except OSError as error:
         raise LoadError(f"{path}: cannot read the property: {error.strerror or error}") from None
-    except (EOFError, UnicodeDecodeError) as error:
+    except (EOFError, ValueError, zlib.error) as error:
         raise LoadError(f"{path}: cannot read the property: {error}") from None
     return parse_vnnlib(text, str(path))
 

@@ -49,7 +49,8 @@ def alarm(deadline: Deadline, grace: float = 0.5) -> Iterator[None]:
     """Raise `DeadlineExceeded` inside the block once `deadline` is `grace` seconds past.
 
     Work should check the deadline by itself; this catches what cannot (a conversion, a parser), at
-    the next step of the interpreter. Does nothing off the main thread or where signals are missing.
+    the next step of the interpreter, and again every `grace` seconds: what is raised inside a
+    finalizer is lost. Does nothing off the main thread or where signals are missing.
     """
     usable = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if not usable or math.isinf(deadline.seconds):
@@ -60,7 +61,7 @@ def alarm(deadline: Deadline, grace: float = 0.5) -> Iterator[None]:
         deadline.check()
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(deadline.remaining() + grace, 1e-3))
+    signal.setitimer(signal.ITIMER_REAL, max(deadline.remaining() + grace, 1e-3), max(grace, 1e-3))
     try:
         yield
     finally:

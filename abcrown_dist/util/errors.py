@@ -24,8 +24,23 @@ class LoadError(VerifierError):
     exit_code = 3
 
 
-class DeadlineExceeded(Exception):
-    """The time for this instance is used up; the verdict is `timeout`."""
+class DeadlineExceeded(BaseException):
+    """The time for this instance is used up; the verdict is `timeout`.
+
+    Not an `Exception`: the alarm raises it anywhere, also below code that turns every exception of a
+    library into a message about the model.
+    """
+
+
+def describe(error: BaseException) -> str:
+    """An error on one line: its message if that alone tells the user what to do, else its type as well."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, VerifierError) else f"{type(error).__name__}: {text}"
+
+
+def exit_code(error: BaseException) -> int:
+    """Code that an error ends the program with."""
+    return error.exit_code if isinstance(error, VerifierError) else VerifierError.exit_code
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -27,8 +27,9 @@ def check_adjoints(graph: Graph) -> int:
         signature = _signature(graph, node)
         if signature in seen:
             continue
-        affine = build_map(graph, node, lambda key: _double(graph.constants[key]), torch.float64,
-                           torch.device("cpu"))  # fmt: skip
+        affine = build_map(
+            graph, node, lambda key: _double(graph.constants[key]), torch.float64, torch.device("cpu")
+        )
         if isinstance(affine, AtenMap):
             seen.add(signature)
             check_adjoint(affine, node, [graph[name].shape for name in node.inputs])
@@ -51,8 +52,10 @@ def check_adjoint(affine: AffineMap, node: Node, in_shapes: list[tuple[int, ...]
         right = sum((part.flatten(1).sum(1) for part in parts), torch.zeros(2, dtype=torch.float64))
         scale = 1 + (A * y).abs().flatten(1).sum(1) + sum(part.abs().sum() for part in parts)
         if not bool(((left - right).abs() <= 1e-9 * scale).all() | scale.isnan().any()):
-            raise LoadError(f"node {node.name}: op {node.op} is not affine as it is used here "
-                            "(its derived bound rule fails the adjoint test)")  # fmt: skip
+            raise LoadError(
+                f"node {node.name}: op {node.op} is not affine as it is used here "
+                "(its derived bound rule fails the adjoint test)"
+            )
 
 
 def _signature(graph: Graph, node: Node) -> object:

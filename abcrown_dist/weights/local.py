@@ -38,8 +38,9 @@ class LocalWeights:
         device: where the weights live.
     """
 
-    def __init__(self, graph: Graph, dtype: torch.dtype = torch.float32,
-                 device: torch.device | str = "cpu") -> None:  # fmt: skip
+    def __init__(
+        self, graph: Graph, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> None:
         self.graph, self.dtype, self.device = graph, dtype, torch.device(device)
         self._constants = {key: self._place(value) for key, value in graph.constants.items()}
         self._maps: dict[str, AffineMap] = {}

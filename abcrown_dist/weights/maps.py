@@ -29,7 +29,6 @@ from abcrown_dist.graph.execute import call
 from abcrown_dist.graph.ir import Graph, Node
 from abcrown_dist.weights.terms import longest_sum
 
-
 _BLOCK = 1 << 22  # entries of a changed weight at once
 
 
@@ -132,14 +131,28 @@ class ConvMap(AffineMap):
         batch = A.flatten(0, 1)  # the example's own leading axis is 1
         if self.transposed:
             result = torch.ops.aten.convolution(
-                batch, self.weight, None, self.stride, self.padding, self.dilation, False,
-                [0] * len(self.stride), self.groups,
-            )  # fmt: skip
+                batch,
+                self.weight,
+                None,
+                self.stride,
+                self.padding,
+                self.dilation,
+                False,
+                [0] * len(self.stride),
+                self.groups,
+            )
         else:
             result = torch.ops.aten.convolution(
-                batch, self.weight, None, self.stride, self.padding, self.dilation, True,
-                self._missing_border(), self.groups,
-            )  # fmt: skip
+                batch,
+                self.weight,
+                None,
+                self.stride,
+                self.padding,
+                self.dilation,
+                True,
+                self._missing_border(),
+                self.groups,
+            )
         return (result.reshape(A.shape[0], *self.in_shape),)
 
     def offset(self) -> Tensor | None:
@@ -172,9 +185,16 @@ class ConvMap(AffineMap):
 
     def _forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         result = torch.ops.aten.convolution(
-            x.flatten(0, 1), weight, bias, self.stride, self.padding, self.dilation,
-            self.transposed, self.output_padding, self.groups,
-        )  # fmt: skip
+            x.flatten(0, 1),
+            weight,
+            bias,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.transposed,
+            self.output_padding,
+            self.groups,
+        )
         return result.reshape(x.shape[0], *self.shape)
 
     def _missing_border(self) -> list[int]:
@@ -190,8 +210,14 @@ class ConvMap(AffineMap):
 class AtenMap(AffineMap):
     """Any other affine ATen call: rules derived by `torch.func`, checked by `adjoint.check`."""
 
-    def __init__(self, node: Node, in_shapes: tuple[tuple[int, ...], ...], constants: Mapping[str, Tensor],
-                 dtype: torch.dtype, device: torch.device) -> None:  # fmt: skip
+    def __init__(
+        self,
+        node: Node,
+        in_shapes: tuple[tuple[int, ...], ...],
+        constants: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self.node, self.constants = node, constants
         self.nonnegative = nonnegative(node)
         self.terms = longest_sum(node, in_shapes, constants)
@@ -220,8 +246,9 @@ class AtenMap(AffineMap):
             return self.linear(*xs)
         return self._entrywise(_with_squared_numbers(node), keys, torch.square, xs)
 
-    def _entrywise(self, node: Node, keys: Collection[str], change: Callable[[Tensor], Tensor],
-                   xs: tuple[Tensor, ...]) -> Tensor:  # fmt: skip
+    def _entrywise(
+        self, node: Node, keys: Collection[str], change: Callable[[Tensor], Tensor], xs: tuple[Tensor, ...]
+    ) -> Tensor:
         constants = {**self.constants, **{key: change(self.constants[key]) for key in keys}}
         y = torch.func.vmap(lambda *x: call(node, x, constants))(*xs)
         return y - call(node, self._zeros, constants)
@@ -286,8 +313,9 @@ def _with_squared_numbers(node: Node) -> Node:
     return replace(node, args=args, kwargs={name: square(item) for name, item in node.kwargs.items()})
 
 
-def build_map(graph: Graph, node: Node, fetch: Callable[[str], Tensor], dtype: torch.dtype,
-              device: torch.device) -> AffineMap:  # fmt: skip
+def build_map(
+    graph: Graph, node: Node, fetch: Callable[[str], Tensor], dtype: torch.dtype, device: torch.device
+) -> AffineMap:
     """The map of an affine `node`, its constants taken through `fetch`."""
     in_shapes = tuple(graph[name].shape for name in node.inputs)
     if node.op in ("linear", "conv"):
