@@ -27,8 +27,11 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py
 
+# BENCH=DIR ORACLE=DIR: real networks and a reference's bounds on them, see benchmarks/bounds.py.
 benchmark: $(INSTALLED)
-	for script in benchmarks/*.py; do $(BIN)/python "$$script" || exit 1; done
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/bounds.py $(if $(BENCH),--bench "$(BENCH)") $(if $(ORACLE),--oracle "$(ORACLE)")
+	$(BIN)/python benchmarks/vnnlib_parse.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

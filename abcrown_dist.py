@@ -1,8 +1,6 @@
 """Launcher for torchrun. The import below finds the package: in one folder, it goes before a module."""
 
-import sys
-
-from abcrown_dist.cli import main
+from abcrown_dist.__main__ import console
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()

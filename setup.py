@@ -55,5 +55,5 @@ setup(
             "types-PyYAML",
         ]
     },
-    entry_points={"console_scripts": ["abcrown-dist=abcrown_dist.cli:main"]},
+    entry_points={"console_scripts": ["abcrown-dist=abcrown_dist.__main__:console"]},
 )

@@ -23,7 +23,7 @@ def console() -> NoReturn:
 
 
 def _flush() -> Exception | None:
-    """Hand over what standard output and standard error still hold; what went wrong with that, if anything."""
+    """Hand over what standard output and standard error still hold; what went wrong, if anything did."""
     lost: Exception | None = None
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -12,7 +12,7 @@ from abcrown_dist.bounds.settings import BoundSettings
 from abcrown_dist.bounds.types import preactivations
 from abcrown_dist.config import Config
 from abcrown_dist.spec.property import Property
-from abcrown_dist.weights.local import Weights
+from abcrown_dist.weights.base import Weights
 
 Step = BoundSettings | AttackSettings
 

@@ -150,18 +150,20 @@ def _read_csv(path: Path) -> list[list[str]]:
     """Rows of the list of instances, without empty ones."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
-            rows = [[cell.strip() for cell in row] for row in csv.reader(stream)]
+            rows = [[cell.strip() for cell in row] for row in csv.reader(stream, skipinitialspace=True)]
     except (OSError, ValueError, csv.Error) as error:
         raise LoadError(f"{path}: cannot read the list of instances ({error})") from error
     return [row for row in rows if any(row)]
 
 
 def _chosen(config: Config, path: Path, count: int) -> Iterator[int]:
+    """Numbers of the rows to run; a range may reach beyond the last row, but must not begin there."""
     data = config.data
-    chosen: Sequence[int] = data.select_instance or range(data.start, max(data.start + 1, min(data.end, count)))
+    end = max(data.start + 1, min(data.end, count))
+    chosen: Sequence[int] = data.select_instance or range(data.start, end)
     for number in chosen:
         if number >= count:
-            raise LoadError(f"{path}: there is no instance {number}, only {count} in all, from 0 on")
+            raise LoadError(f"{path}: there is no instance {number}: it lists {count}, counted from 0")
     return iter(chosen)
 
 

@@ -79,7 +79,8 @@ def decide(
             break
         witness = _take(step, config, problem, deadline, progress, outcome)
         if witness is not None:
-            outcome.verdict, outcome.reason, outcome.witness = Verdict.SAT, "counterexample confirmed", witness
+            outcome.verdict, outcome.witness = Verdict.SAT, witness
+            outcome.reason = "counterexample confirmed"
             return
     # Branching goes on from here with outcome.open, once general.complete_verifier offers it.
     if not outcome.open:

@@ -18,8 +18,8 @@ from abcrown_dist.graph.ir import Graph
 from abcrown_dist.spec.property import Box as DecimalBox
 from abcrown_dist.spec.property import Property
 from abcrown_dist.util.numerics import round_down, round_up
+from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.evaluate import split_inputs
-from abcrown_dist.weights.local import Weights
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Clauses:
     Attributes:
         box: the boxes in the weights' dtype, rounded outward.
         rows: coefficients (B, R, *shape) by output node (and input node, where some row mentions an
-            input).
+            input), over own neurons.
         lost: what rounding the coefficients to the dtype took from them, in magnitude, likewise.
         rhs: (B, R) float64; infinity in padding, which nothing exceeds.
         disjunct: (B, R) index of the disjunct that a row belongs to, -1 in padding.
@@ -94,8 +94,8 @@ def _stack(prop: Property, weights: Weights, groups: list[tuple[DecimalBox, list
             cast = exact.to(weights.dtype)
             # 2^-53: C and D were rounded to float64 before.
             gap = (exact - cast.double()).abs() + 2.0**-53 * exact.abs()
-            _accumulate(rows, _placed(split(weights.graph, cast), weights))
-            _accumulate(lost, _placed(split(weights.graph, gap.to(weights.dtype)), weights))
+            _accumulate(rows, _own(split(weights.graph, cast), weights))
+            _accumulate(lost, _own(split(weights.graph, gap.to(weights.dtype)), weights))
     return Clauses(
         box=_cast_boxes([box for box, _ in groups], weights),
         rows=rows,
@@ -110,7 +110,7 @@ def _cast_boxes(boxes: Sequence[DecimalBox], weights: Weights) -> Box:
     lower = round_down(torch.from_numpy(np.stack([low for low, _ in ends])), weights.dtype)
     upper = round_up(torch.from_numpy(np.stack([high for _, high in ends])), weights.dtype)
     graph = weights.graph
-    return Box(_placed(split_inputs(graph, lower), weights), _placed(split_inputs(graph, upper), weights))
+    return Box(_own(split_inputs(graph, lower), weights), _own(split_inputs(graph, upper), weights))
 
 
 def _split_outputs(graph: Graph, values: Tensor) -> dict[str, Tensor]:
@@ -127,5 +127,6 @@ def _accumulate(total: dict[str, Tensor], parts: dict[str, Tensor]) -> None:
         total[name] = total[name] + part if name in total else part
 
 
-def _placed(parts: dict[str, Tensor], weights: Weights) -> dict[str, Tensor]:
-    return {name: part.to(weights.device) for name, part in parts.items()}
+def _own(parts: dict[str, Tensor], weights: Weights) -> dict[str, Tensor]:
+    """The own neurons of tensors (..., *shape) by node, on the weights' device."""
+    return {name: weights.own(name, part).to(weights.device) for name, part in parts.items()}

@@ -18,7 +18,7 @@ from abcrown_dist.bounds.types import Relaxed, RowBounds
 from abcrown_dist.spec.property import Property
 from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.util.numerics import unit_roundoff
-from abcrown_dist.weights.local import Weights
+from abcrown_dist.weights.base import Weights
 
 _MOST_SUSPECTS = 64  # points per batch that are worth trying as counterexamples
 
@@ -73,36 +73,56 @@ def refute(
         for clauses in batches(prop, weights, wanted, batch_size):
             deadline.check()
             relaxed = bound_intermediate(weights, clauses.box, settings, deadline)
-            sane = _stays_finite(relaxed, largest)[:, None]
+            judge = _Judge(clauses.rhs, _lost(weights, clauses, relaxed), _stays_finite(weights, relaxed, largest)[:, None])
 
             def enough(
-                best: RowBounds, rows: Tensor, clauses: Clauses = clauses, sane: Tensor = sane
+                best: RowBounds, rows: Tensor, clauses: Clauses = clauses, judge: _Judge = judge
             ) -> bool:
-                margin = best.lower.double() - clauses.rhs[:, rows]
-                return clauses.content((margin > best.error) & sane, rows)
+                margin, error = judge.weigh(best, rows)
+                return clauses.content(margin > error, rows)
 
             bounds = bound_rows(weights, clauses.box, relaxed, clauses.rows, settings, deadline, enough)
-            margin = bounds.lower.double() - clauses.rhs
-            error = _total_error(bounds, clauses, relaxed)
-            proven = (margin > error) & margin.isfinite() & sane
-            part = Refutation(clauses.refuted(proven), margins=_by_disjunct(clauses, margin))
-            part.doubtful = clauses.refuted((margin + error > 0) & margin.isfinite() & sane) - part.refuted
+            margin, error = judge.weigh(bounds)
+            part = Refutation(clauses.refuted(margin > error), margins=_by_disjunct(clauses, margin))
+            part.doubtful = clauses.refuted(margin + error > 0) - part.refuted
             part.suspects = _suspects(weights, clauses, relaxed, part.refuted)
             result.absorb(part)
     return result
 
 
-def _total_error(bounds: RowBounds, clauses: Clauses, relaxed: Relaxed) -> Tensor:
-    """Error (B, R) of lower - rhs in float64: of the bound, of rounded coefficients, of the subtraction."""
-    error = bounds.error.double()
+@dataclass(frozen=True)
+class _Judge:
+    """What bounds of some clauses prove.
+
+    Attributes:
+        rhs: (B, R) float64.
+        lost: (B, R) float64, by how much rounded coefficients may have moved a row.
+        sane: (B, 1), whether bounds over the domain prove anything.
+    """
+
+    rhs: Tensor
+    lost: Tensor
+    sane: Tensor
+
+    def weigh(self, bounds: RowBounds, rows: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Margins lower - rhs of some rows and their errors, in float64; NaN where nothing is proven."""
+        lower, rhs = bounds.lower.double(), self.rhs[:, rows]
+        margin = lower - rhs
+        subtraction = 2 * unit_roundoff(torch.float64) * (lower.abs() + rhs.abs())
+        error = bounds.error.double() + self.lost[:, rows] + subtraction
+        return margin, torch.where(margin.isfinite() & self.sane, error, torch.nan)
+
+
+def _lost(weights: Weights, clauses: Clauses, relaxed: Relaxed) -> Tensor:
+    """By how much rounding the coefficients to the dtype may have moved a row, (B, R)."""
+    total = torch.zeros_like(clauses.rhs)
     for name, lost in clauses.lost.items():
         interval = relaxed.intervals.get(name) or clauses.box.interval(name)
-        error = error + contract(lost.flatten(2), interval.magnitude).double()
-    tiny = 2 * unit_roundoff(torch.float64)
-    return error + tiny * (bounds.lower.double().abs() + clauses.rhs.abs().nan_to_num(posinf=0))
+        total += contract(lost.flatten(2), interval.magnitude).double()
+    return weights.total(total)
 
 
-def _stays_finite(relaxed: Relaxed, largest: float) -> Tensor:
+def _stays_finite(weights: Weights, relaxed: Relaxed, largest: float) -> Tensor:
     """Bool (B,): no value that the network computes in a domain can reach `largest`."""
     sane: Tensor | None = None
     for interval in relaxed.intervals.values():
@@ -113,7 +133,7 @@ def _stays_finite(relaxed: Relaxed, largest: float) -> Tensor:
         good = (rate < 4 * unit_roundoff(rate.dtype) * largest).flatten(1).all(1)
         sane = good if sane is None else sane & good
     assert sane is not None
-    return sane
+    return weights.total((~sane).to(weights.dtype)) == 0
 
 
 def _by_disjunct(clauses: Clauses, margin: Tensor) -> dict[int, list[float]]:
@@ -138,14 +158,12 @@ def _suspects(
     linear = back_substitute(weights, start, relaxed, track_error=False)
     points = clauses.box.minimiser(linear.A)
     graph = weights.graph
-    shape = (clauses.box.domains, len(columns), -1)
-    parts = [
-        points[name].flatten(2)
-        if name in points
-        else clauses.box.lower[name].flatten(1)[:, None].expand(shape)
-        for name in graph.inputs
-    ]
-    flat = torch.cat([part.double() for part in parts], dim=2).cpu().numpy()
+    for name in graph.inputs:  # an input that the rows do not depend on may be anywhere
+        if name not in points:
+            low = clauses.box.lower[name][:, None]
+            points[name] = low.expand(len(low), len(columns), *low.shape[2:])
+    parts = [weights.whole(name, points[name]).flatten(2) for name in graph.inputs]
+    flat = torch.cat(parts, dim=2).double().cpu().numpy()
     found = []
     for b, column in torch.nonzero(is_open[:, columns])[:_MOST_SUSPECTS].tolist():
         found.append((int(clauses.disjunct[b, columns[column]]), flat[b, column]))

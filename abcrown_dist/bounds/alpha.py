@@ -24,7 +24,8 @@ from torch import Tensor
 from abcrown_dist.bounds.backward import Start, back_substitute, concretize, row_count, sweep
 from abcrown_dist.bounds.concretize import InputSet
 from abcrown_dist.bounds.types import Relaxed, RowBounds, ancestors
-from abcrown_dist.weights.local import Weights
+from abcrown_dist.util.deadline import Deadline
+from abcrown_dist.weights.base import Weights
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,7 @@ def gradients(
     """Bounds at `alphas` and their derivative with respect to each, in the same shapes."""
     tape: dict[str, Tensor] = {}
     linear = back_substitute(weights, start, relaxed, alphas=alphas, tape=tape, track_error=track_error)
-    bounds = (
-        concretize(linear, inputs)
-        if track_error
-        else RowBounds(inputs.minimum(linear.A) + linear.bias, linear.error)
-    )
+    bounds = concretize(weights, linear, inputs, track_error)
     points = inputs.minimiser(linear.A)
     del linear
     slopes = {}
@@ -80,6 +77,8 @@ def gradients(
         if name in alphas:
             A = tape[name].clamp(min=0)
             slopes[name] = A.mul_(z) if A.shape == z.shape else A * z  # rows may serve all domains
+            del A
+        del z
     return bounds, slopes
 
 
@@ -92,29 +91,42 @@ def maximise(
     *,
     keep_alphas: bool = False,
     stop: Callable[[RowBounds], bool] | None = None,
+    deadline: Deadline | None = None,
 ) -> Optimised:
     """Maximise the lower bound of every row of `start` over its own slopes.
 
     Args:
         keep_alphas: also return the best slopes of every row.
         stop: asked after every iteration with the best bounds; True ends the search.
+
+    Raises:
+        DeadlineExceeded: between two iterations.
     """
     alphas = initial_alphas(start, relaxed, weights)
     if not alphas or settings.iteration == 0:
         linear = back_substitute(weights, start, relaxed, alphas=alphas)
-        return Optimised(concretize(linear, inputs), alphas if keep_alphas else {})
+        return Optimised(concretize(weights, linear, inputs), alphas if keep_alphas else {})
     search = _Search(alphas, relaxed, settings, keep_alphas)
+    finished = False
     for step in range(settings.iteration):
         # Rounding depends little on the slopes: where no verdict hangs on every step, the first pass
         # and the last measure it for all of them.
         track_error = step == 0 or stop is not None
         bounds, slopes = gradients(weights, start, relaxed, inputs, alphas, track_error)
-        search.record(bounds)
-        if search.stalled >= settings.early_stop_patience or (stop is not None and stop(search.best)):
+        if not finished:
+            search.record(bounds)
+            finished = search.stalled >= settings.early_stop_patience
+            finished = finished or (stop is not None and stop(search.best))
+        if not finished:
+            search.move(slopes)
+        del slopes  # before the next ones exist
+        # Ranks that share weights pass them together: who is done goes on until all are.
+        if weights.group.all_true(finished):
             break
-        search.move(slopes)
+        if deadline is not None:
+            deadline.check()
     else:
-        search.record(concretize(back_substitute(weights, start, relaxed, alphas=alphas), inputs))
+        search.record(concretize(weights, back_substitute(weights, start, relaxed, alphas=alphas), inputs))
     return Optimised(search.best, search.best_alphas)
 
 

@@ -19,7 +19,7 @@ from abcrown_dist.bounds.rules import affine_backward, relaxed_backward, relaxed
 from abcrown_dist.bounds.types import OneHot, Relaxed, RowBounds, ancestors
 from abcrown_dist.graph.aten import classify
 from abcrown_dist.graph.ir import Node
-from abcrown_dist.weights.local import Weights
+from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.maps import AffineMap
 
 Start = Mapping[str, "Tensor | OneHot"]  # rows over one or several nodes: (B or 1, R, *shape) each
@@ -32,12 +32,15 @@ class LinearBound:
     Attributes:
         A: by input name (B or 1, R, *shape).
         bias: (B or 1, R).
-        error: (B, R) rounding error without that of the concretisation; zero when not asked for.
+        square: (B or 1, R), sum of the squares of all rounding errors but that of the concretisation;
+            zero when not asked for.
+
+    `bias` and `square` are what own neurons contribute: under tensor parallelism still to be added up.
     """
 
     A: Mapping[str, Tensor]
     bias: Tensor
-    error: Tensor
+    square: Tensor
 
 
 def back_substitute(
@@ -68,21 +71,37 @@ def back_substitute(
     weights.expect([node.name for node in order if classify(node) == "affine"])
     for node in order:
         walk.pass_node(node)
-    return LinearBound(walk.inputs, walk.bias, walk.square.sqrt())
+    return LinearBound(walk.inputs, walk.bias, walk.square)
 
 
 def lower_bound(weights: Weights, start: Start, relaxed: Relaxed, inputs: InputSet) -> RowBounds:
     """Lower bounds of rows with the default lines, and their rounding error."""
-    return concretize(back_substitute(weights, start, relaxed), inputs)
+    return concretize(weights, back_substitute(weights, start, relaxed), inputs)
 
 
-def concretize(linear: LinearBound, inputs: InputSet) -> RowBounds:
-    """Minimum of a linear bound over the input sets."""
+def concretize(
+    weights: Weights, linear: LinearBound, inputs: InputSet, track_error: bool = True
+) -> RowBounds:
+    """Minimum of a linear bound over the input sets, and its rounding error (zero if not tracked)."""
     lower = inputs.minimum(linear.A) + linear.bias
-    error = linear.error
+    if not track_error:
+        lower = weights.total(lower)
+        return RowBounds(lower, torch.zeros_like(lower))
+    last = torch.zeros_like(lower)
     for name, part in linear.A.items():
-        error = error + contract(part.flatten(2).abs(), inputs.rounding(name))
-    return RowBounds(lower, error.expand_as(lower))
+        last = last + contract(part.flatten(2).abs(), inputs.rounding(name))
+    lower, square, last = weights.total(torch.stack([lower, linear.square.expand_as(lower), last]))
+    return RowBounds(lower, square.sqrt() + last)
+
+
+def identity_rows(weights: Weights, name: str, index: Tensor, sign: Tensor) -> Start:
+    """A start of signed identity rows: row i is  sign[i] z_index[i]  over the flat neurons z of a node."""
+    if weights.parts == 1:
+        return {name: OneHot(index, sign)}
+    mine, place = weights.locate(name, index)
+    rows = torch.zeros(1, len(index), *weights.shape(name), dtype=weights.dtype, device=weights.device)
+    rows[0, mine, place] = sign[mine].to(weights.dtype)
+    return {name: rows}
 
 
 def sweep(
@@ -108,18 +127,20 @@ def sweep(
         if node.op == "input":
             values[node.name] = points[node.name]
         elif classify(node) == "affine":
-            operands = [values[name] for name in node.inputs]
-            lead = operands[0].shape[:2]
-            with weights.visit(node) as affine:
-                values[node.name] = affine.apply(*(x.flatten(0, 1) for x in operands)).unflatten(0, lead)
+            values[node.name] = _affine_value(weights, node, [values[name] for name in node.inputs])
         else:
-            z = values[node.inputs[0]]
-            yield node.name, z
+            yield node.name, values[node.inputs[0]]
             if pending[node.name]:
-                values[node.name] = relaxed_forward(
-                    relaxed.nodes[node.name], tape[node.name], z, alphas.get(node.name)
-                )
+                z, alpha = values[node.inputs[0]], alphas.get(node.name)
+                values[node.name] = relaxed_forward(relaxed.nodes[node.name], tape[node.name], z, alpha)
+                del z  # a name left over would hold the tensor until the next nonlinearity
         _release(node, pending, values)
+
+
+def _affine_value(weights: Weights, node: Node, operands: list[Tensor]) -> Tensor:
+    lead = operands[0].shape[:2]
+    with weights.visit(node) as affine:
+        return affine.apply(*(x.flatten(0, 1) for x in operands)).unflatten(0, lead)
 
 
 def _release(node: Node, pending: dict[str, int], values: dict[str, Tensor]) -> None:

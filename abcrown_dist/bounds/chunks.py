@@ -8,7 +8,7 @@ shape it is computed in and on nothing else (design section 1).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,39 +16,19 @@ from torch import Tensor
 from abcrown_dist.bounds.types import ancestors
 from abcrown_dist.graph.aten import classify
 from abcrown_dist.graph.ir import Graph
-from abcrown_dist.relax import REGISTRY
+
+# Numbers per relaxed neuron: three of its pre-activation's interval, up to six of its lines, two
+# sensitivities, and the temporaries of an interval step.
+_PER_NEURON = 20
 
 
-def row_bytes(graph: Graph, start: str, dtype: torch.dtype, domains: int, optimise: bool) -> int:
-    """Bytes that one row from `start` needs at the worst moment of a pass.
-
-    Follows the coefficients that are alive while the pass walks back. `optimise` adds what
-    alpha-CROWN holds per row: slopes, two moments, gradient and coefficients of every nonlinearity.
-    """
-    below = ancestors(graph, (start,))
-    live, held, worst = {start: graph[start].size}, 0, graph[start].size
-    for node in reversed(graph.nodes):
-        if node.name not in live or node.op == "input":
-            continue
-        relaxed = node.op in REGISTRY
-        incoming = live.pop(node.name)
-        for name in node.inputs:
-            live[name] = graph[name].size
-        own = incoming + (2 * incoming if relaxed else 0)  # result is counted among the live ones
-        worst = max(worst, held + own + sum(live.values()))
-        if relaxed and optimise:
-            held += 5 * incoming
-    last = sum(graph[name].size for name in graph.inputs if name in below)
-    return (max(worst, held + 3 * last)) * domains * dtype.itemsize
-
-
-def rows_in_cache(graph: Graph, start: str, dtype: torch.dtype, domains: int) -> int:
+def rows_in_cache(graph: Graph, start: Sequence[str], dtype: torch.dtype, domains: int) -> int:
     """Rows for which the widest coefficient matrix stays near 4 MiB, but at least 256.
 
     Elementwise steps then find it in a core's cache: on ResNets this halves the time of a pass
     (benchmarks/bounds.py --rows); below 256 rows products lose more than that gains.
     """
-    widest = max(graph[name].size for name in ancestors(graph, (start,)))
+    widest = max(graph[name].size for name in ancestors(graph, tuple(start)))
     return max(256, (4 << 20) // (widest * domains * dtype.itemsize))
 
 
@@ -56,7 +36,7 @@ def chunk_size(rows: int, per_row: int, budget: int, limit: int) -> int:
     """Rows per chunk, all chunks equally large, for `rows` in all.
 
     Args:
-        per_row: bytes of workspace per row (`row_bytes`).
+        per_row: bytes of workspace per row (`workspace.row_bytes`).
         budget: bytes that the workspace may take.
         limit: largest number of rows wanted (`solver.crown.batch_size`).
     """
@@ -77,3 +57,9 @@ def affine_weight_bytes(graph: Graph, dtype: torch.dtype) -> int:
     """Bytes of all constants that affine nodes read, once each, in `dtype`."""
     keys = {key for node in graph if classify(node) == "affine" for key in node.constants()}
     return sum(graph.constants[key].numel() * dtype.itemsize for key in keys)
+
+
+def state_bytes(graph: Graph, dtype: torch.dtype, domains: int) -> int:
+    """Bytes that are alive beside rows and weights: intervals, lines and sensitivities of all nodes."""
+    kept = sum(node.size for node in graph if classify(node) != "affine")
+    return (_PER_NEURON * kept + sum(node.size for node in graph)) * domains * dtype.itemsize

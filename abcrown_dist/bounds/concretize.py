@@ -19,6 +19,7 @@ class InputSet(Protocol):
     """B sets over the network's inputs, one per domain."""
 
     domains: int
+    is_box: bool  # intervals of single inputs say all there is to say
 
     def minimum(self, A: Mapping[str, Tensor]) -> Tensor:
         """min A x over each set: A by input name (B or 1, R, *shape) -> (B, R)."""
@@ -43,6 +44,8 @@ class Box:
     Kept as centre c and radius r with c - r <= lower and upper <= c + r in floating point, and
     min A x = A c - |A| r.
     """
+
+    is_box = True
 
     def __init__(self, lower: Mapping[str, Tensor], upper: Mapping[str, Tensor]) -> None:
         self.lower, self.upper = dict(lower), dict(upper)

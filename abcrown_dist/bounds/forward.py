@@ -23,7 +23,7 @@ from abcrown_dist.graph.aten import classify
 from abcrown_dist.graph.ir import Node
 from abcrown_dist.relax import REGISTRY
 from abcrown_dist.util.numerics import sum_error, unit_roundoff
-from abcrown_dist.weights.local import Weights
+from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.maps import AffineMap
 
 
@@ -98,13 +98,19 @@ def forward_rows(weights: Weights, inputs: InputSet, relaxed: Relaxed, start: St
         constant = offset if constant is None else constant + offset
         error = slack if error is None else error + slack
     assert total is not None and constant is not None and error is not None
-    return RowBounds(constant - total.abs().sum(2), error)
+    constant, error = weights.total(torch.stack([constant, error]))
+    return RowBounds(constant - weights.total(total).abs().sum(2), error)
 
 
 def varying_inputs(weights: Weights, inputs: InputSet) -> int:
     """Number K of input variables that vary in some domain."""
-    boxes = (inputs.interval(name) for name in weights.graph.inputs)
-    return sum(int((box.lower < box.upper).flatten(1).any(0).sum()) for box in boxes)
+    return sum(int(_varies(weights, inputs, name).sum()) for name in weights.graph.inputs)
+
+
+def _varies(weights: Weights, inputs: InputSet, name: str) -> Tensor:
+    """Mask (*shape) over all variables of an input: which vary in some domain."""
+    box = inputs.interval(name)
+    return weights.whole(name, (box.lower < box.upper).any(0))
 
 
 def _run(weights: Weights, inputs: InputSet, relax: Relax, visit: Callable[[str, Forms], None]) -> None:
@@ -134,15 +140,15 @@ def _input_forms(weights: Weights, inputs: InputSet) -> dict[str, Forms]:
     for name in graph.inputs:
         box = inputs.interval(name)
         centre, radius = centre_radius(box.lower, box.upper)
-        varies = (box.lower < box.upper).flatten(1).any(0).nonzero().flatten()
-        slopes = torch.zeros(
-            inputs.domains, count, graph[name].size, dtype=weights.dtype, device=weights.device
-        )
-        place = torch.arange(offset, offset + len(varies), device=weights.device)
-        slopes[:, place, varies] = radius.flatten(1)[:, varies]
-        slopes = slopes.reshape(inputs.domains, count, *graph[name].shape)
+        varies = _varies(weights, inputs, name)
+        place = (varies.flatten().cumsum(0) - 1).reshape(varies.shape) + offset
+        own, place = weights.own(name, varies).flatten(), weights.own(name, place).flatten()
+        shape = weights.shape(name)
+        slopes = torch.zeros(inputs.domains, count, len(own), dtype=weights.dtype, device=weights.device)
+        slopes[:, place[own], own.nonzero().flatten()] = radius.flatten(1)[:, own]
+        slopes = slopes.reshape(inputs.domains, count, *shape)
         forms[name] = Forms(slopes, centre, slopes, centre, torch.zeros_like(centre))
-        offset += len(varies)
+        offset += int(varies.sum())
     return forms
 
 

@@ -16,7 +16,7 @@ from abcrown_dist.bounds.types import Interval
 from abcrown_dist.graph.ir import Node
 from abcrown_dist.relax import REGISTRY
 from abcrown_dist.util.numerics import sum_error, unit_roundoff
-from abcrown_dist.weights.local import Weights
+from abcrown_dist.weights.base import Weights
 
 
 def affine_interval(

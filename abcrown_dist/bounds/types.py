@@ -68,9 +68,9 @@ class Relaxed:
             pass visits the node; see `rounding.py`. Nodes that round nothing are absent.
     """
 
-    intervals: Mapping[str, Interval] = field(default_factory=dict)
-    nodes: Mapping[str, RelaxedNode] = field(default_factory=dict)
-    sensitivity: Mapping[str, Tensor] = field(default_factory=dict)
+    intervals: dict[str, Interval] = field(default_factory=dict)
+    nodes: dict[str, RelaxedNode] = field(default_factory=dict)
+    sensitivity: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

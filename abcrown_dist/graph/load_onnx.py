@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -67,13 +68,20 @@ def load_onnx(
             points; it also takes points far outside.
 
     Raises:
-        LoadError: the file cannot be read, an op cannot be converted or captured, or the graph
-            computes something else than onnxruntime (the message names the first node that differs).
+        LoadError: the file cannot be read, the box does not fit its inputs, an op cannot be converted
+            or captured, or the graph computes something else than onnxruntime (the message names the
+            first node that differs).
     """
     model = read_onnx(path)
     ports = input_ports(model, path, input_shape)
+    size = sum(math.prod(port.shape) for port in ports)
+    if lower is not None and len(lower) != size:
+        raise LoadError(f"{path}: the property declares {len(lower)} inputs, but the network has {size}")
     raw = capture(model, ports, path)
     graph = rewrite(raw, ports[0].dtype)
+    scalars = [node.name for node in graph if not node.shape]
+    if scalars:
+        raise LoadError(f"{path}: values without axes (scalars) are not supported yet: {', '.join(scalars)}")
     notes = check_agreement(raw, graph, model, ports, path, lower, upper)
     return LoadedModel(
         graph=graph,

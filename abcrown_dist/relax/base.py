@@ -48,6 +48,10 @@ class Relaxation(ABC):
     def lipschitz(self, attrs: Mapping[str, Any]) -> float:
         """Largest |f'|: by how much an error of z can grow."""
 
+    def ignores_lower(self, attrs: Mapping[str, Any]) -> bool:
+        """Whether f of an interval with upper bound <= 0 is a point, whatever the lower bound."""
+        return False
+
     @abstractmethod
     def is_loose(self, attrs: Mapping[str, Any], lower: Tensor, upper: Tensor) -> Tensor:
         """Bool mask of the neurons on which tighter bounds would tighten the relaxation.

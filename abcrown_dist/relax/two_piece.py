@@ -37,6 +37,9 @@ class TwoPiece(Relaxation):
     def lipschitz(self, attrs: Mapping[str, Any]) -> float:
         return max(1.0, abs(_negative_slope(attrs)))
 
+    def ignores_lower(self, attrs: Mapping[str, Any]) -> bool:
+        return _negative_slope(attrs) == 0
+
     def is_loose(self, attrs: Mapping[str, Any], lower: Tensor, upper: Tensor) -> Tensor:
         return ~((lower >= 0) | (upper <= 0))
 

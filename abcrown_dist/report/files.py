@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 from abcrown_dist.util.errors import ConfigError
@@ -18,15 +19,40 @@ def check_writable(path: str | Path) -> None:
     try:
         target = Path(os.path.realpath(path))
         if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        special = target.exists() and not target.is_file()
-        place = target if special else next(folder for folder in target.parents if folder.exists())
-        if not special and not place.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            raise _os_error(errno.EISDIR)
+        place = Path(path)
+        if not _is_stream(path, target):
+            place = next(folder for folder in target.parents if folder.exists())
+            if not place.is_dir():
+                raise _os_error(errno.ENOTDIR)
         if not os.access(place, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            raise _os_error(errno.EACCES)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from None
+
+
+def _is_stream(path: str | Path, target: Path) -> bool:
+    """Whether a file takes text as it comes: a pipe, a terminal, whatever /dev/stdout stands for.
+
+    That may be a regular file; what it holds already must stay.
+    """
+    return os.path.abspath(path).startswith("/dev/") or (target.exists() and not target.is_file())
+
+
+def _descriptor(path: str | Path) -> int | None:
+    """A copy of the file descriptor that a name under /dev stands for.
+
+    Opening the name instead would give a regular file a second position, and what this process
+    prints next would overwrite the text.
+    """
+    found = re.fullmatch(r"/dev/(stdout|stderr|fd/(\d{1,9}))", os.path.abspath(path))
+    if found is None:
+        return None
+    return os.dup(int(found.group(2) or {"stdout": 1, "stderr": 2}[found.group(1)]))
+
+
+def _os_error(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
 
 
 def _unwritable(path: str | Path, error: OSError | ValueError) -> ConfigError:
@@ -38,15 +64,17 @@ def write_whole(path: str | Path, text: str) -> None:
     """Replace the content of a file in one step; missing folders are made.
 
     The text goes to a temporary file beside `path`, which then takes its name. What is no regular
-    file (`/dev/stdout`, a pipe) is written to directly.
+    file (`/dev/stdout`, a pipe) is appended to directly.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     try:
         target = Path(os.path.realpath(path))
-        if target.exists() and not target.is_file() and not target.is_dir():
-            target.write_text(text, encoding="utf-8")
+        if _is_stream(path, target) and not target.is_dir():
+            descriptor = _descriptor(path)
+            with open(path if descriptor is None else descriptor, "a", encoding="utf-8") as stream:
+                stream.write(text)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")

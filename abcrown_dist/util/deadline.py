@@ -60,10 +60,15 @@ def alarm(deadline: Deadline, grace: float = 0.5) -> Iterator[None]:
     def ring(signum: int, frame: FrameType | None) -> None:
         deadline.check()
 
+    begun = time.monotonic()
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(deadline.remaining() + grace, 1e-3), max(grace, 1e-3))
+    delay = max(deadline.remaining() + grace, 1e-3)
+    pending, interval = signal.setitimer(signal.ITIMER_REAL, delay, max(grace, 1e-3))
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if pending:  # somebody else's alarm, which has gone on meanwhile
+            left = pending - (time.monotonic() - begun)
+            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3), interval)

@@ -1,35 +1,20 @@
-"""All weights on this device: the mode for one process, and the interface of the others."""
+"""All weights on this device: the mode for one process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from abcrown_dist.graph.ir import Graph, Node
+from abcrown_dist.parallel.group import ALONE
+from abcrown_dist.weights.base import AllNeurons
 from abcrown_dist.weights.maps import AffineMap, build_map
 
 
-class Weights(Protocol):
-    """Hands out the maps of affine nodes for the duration of a visit."""
-
-    graph: Graph
-    dtype: torch.dtype
-    device: torch.device
-
-    def visit(self, node: Node) -> AbstractContextManager[AffineMap]:
-        """Context in which the map of `node` may be used, and not after."""
-        ...
-
-    def expect(self, names: Sequence[str]) -> None:
-        """Tell which nodes will be visited next, in this order, so that they can be fetched early."""
-        ...
-
-
-class LocalWeights:
+class LocalWeights(AllNeurons):
     """Every constant of `graph` on one device in one dtype.
 
     Args:
@@ -37,6 +22,9 @@ class LocalWeights:
         dtype: floating-point type of all bounds; integer constants (indices) keep theirs.
         device: where the weights live.
     """
+
+    transient = False
+    group = ALONE
 
     def __init__(
         self, graph: Graph, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"

@@ -1,0 +1,97 @@
+"""Intervals of a node put together from different sources, and read by a property's rows."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from abcrown_dist.bounds.backward import Start
+from abcrown_dist.bounds.concretize import Box, InputSet, contract
+from abcrown_dist.bounds.types import Interval, Relaxed, RowBounds
+from abcrown_dist.graph.ir import Graph
+from abcrown_dist.relax import REGISTRY
+from abcrown_dist.weights.base import Weights
+
+
+def insert(
+    weights: Weights,
+    name: str,
+    known: Interval,
+    index: Tensor,
+    sign: Tensor,
+    rows: RowBounds,
+    wanted: Tensor | None = None,
+) -> Interval:
+    """`known` with lower bounds (B, R) of  sign[i] z_index[i]  put in their places.
+
+    Only where the mask `wanted` (B, all neurons) holds: what other domains need must not change a
+    domain's bounds. A lower bound joins the upper bound that was found before it, and so do their
+    errors; the error of the interval bounds goes with them.
+    """
+    lower, upper, error = (t.flatten(1).clone() for t in (known.lower, known.upper, known.error))
+    for side, target, factor in ((sign < 0, upper, -1), (sign > 0, lower, 1)):
+        mine, at = weights.locate(name, index[side])
+        new, new_error = factor * rows.lower[:, side][:, mine], rows.error[:, side][:, mine]
+        if target is lower:
+            new_error = torch.maximum(new_error, error[:, at])
+        if wanted is not None:
+            chosen = wanted[:, index[side][mine]]
+            new = torch.where(chosen, new, target[:, at])
+            new_error = torch.where(chosen, new_error, error[:, at])
+        target[:, at], error[:, at] = new, new_error
+    return Interval(*(t.reshape(known.lower.shape) for t in (lower, upper, error)))
+
+
+def combine(by_intervals: Interval, by_lines: Interval, intersect: bool) -> Interval:
+    """Intersect, or take the second; bounds that cross by more than rounding become NaN."""
+    lower, upper, error = by_lines.lower, by_lines.upper, by_lines.error
+    if intersect:
+        error = torch.maximum(
+            torch.where(by_intervals.lower > lower, by_intervals.error, error),
+            torch.where(by_intervals.upper < upper, by_intervals.error, error),
+        )
+        lower = torch.maximum(lower, by_intervals.lower)
+        upper = torch.minimum(upper, by_intervals.upper)
+    gap = lower - upper
+    crossed = gap > 0
+    if bool(crossed.any()):
+        # Two valid bounds cross only by rounding: then the value lies between them, give or take.
+        wrong = gap > 4 * error + 1e-4 * lower.abs()
+        lower, upper = torch.minimum(lower, upper), torch.maximum(lower, upper)
+        nan = torch.full_like(lower, torch.nan)
+        lower, upper = torch.where(wrong, nan, lower), torch.where(wrong, nan, upper)
+    return dataclasses.replace(by_lines, lower=lower, upper=upper, error=error)
+
+
+def lower_always_counts(graph: Graph, name: str) -> bool:
+    """Whether a lower bound of a neuron of `name` matters even where its upper bound is <= 0."""
+    readers = [graph[reader] for reader in graph.readers(name)]
+    return name in graph.outputs or not all(
+        node.op in REGISTRY and REGISTRY[node.op].ignores_lower(node.attrs) for node in readers
+    )
+
+
+def loose_neurons(weights: Weights, name: str, interval: Interval) -> Tensor:
+    """Mask (B, all neurons) of those whose bounds matter to a nonlinearity that reads them."""
+    graph = weights.graph
+    mask = torch.zeros_like(interval.lower, dtype=torch.bool)
+    for reader in graph.readers(name):
+        node = graph[reader]
+        if node.op in REGISTRY:
+            mask |= REGISTRY[node.op].is_loose(node.attrs, interval.lower, interval.upper)
+    return weights.whole(name, mask).flatten(1)
+
+
+def interval_rows(weights: Weights, relaxed: Relaxed, start: Start, inputs: InputSet) -> RowBounds:
+    """Rows over interval bounds of the outputs: C c - |C| r, with the error of both."""
+    known = {name: relaxed.intervals.get(name) or inputs.interval(name) for name in start}
+    box = Box({k: v.lower for k, v in known.items()}, {k: v.upper for k, v in known.items()})
+    rows = {name: value for name, value in start.items() if isinstance(value, Tensor)}
+    lower = box.minimum(rows)
+    error = torch.zeros_like(lower)
+    for name, value in rows.items():
+        error = error + contract(value.flatten(2).abs(), known[name].error + box.rounding(name))
+    lower, error = weights.total(torch.stack([lower, error]))
+    return RowBounds(lower, error)
