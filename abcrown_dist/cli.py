@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 import time
 import traceback
@@ -33,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     config: Config | None = None
     try:
+        if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+            return _run_as_rank(words, start)
         config = load_config(words)
         _log_to_stderr(quiet=config.general.progress == "none")
         with _no_collection():
@@ -46,6 +49,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The configuration itself may be what failed: then the words alone tell.
         asked = any("traceback" in word for word in words) if config is None else config.debug.traceback
         return _report(error, show_traceback=asked)
+
+
+def _run_as_rank(words: Sequence[str], start: float) -> int:
+    """One of several processes of torchrun: rank 0 alone reads the configuration, prints and writes."""
+    from abcrown_dist.parallel.launch import FirstRankFailed, World, from_first_rank, open_store
+
+    world = World.from_environment()
+    store = open_store(world)
+    try:
+        config = from_first_rank(world, store, lambda: load_config(words))
+    except FirstRankFailed as failed:
+        return failed.exit_code  # rank 0 has said why
+    _log_to_stderr(quiet=world.rank > 0 or config.general.progress == "none")
+    from abcrown_dist.session import run
+
+    return run(config, start, world, store)
 
 
 @contextmanager

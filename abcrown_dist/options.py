@@ -67,6 +67,8 @@ def bound_settings(config: Config, method: str) -> BoundSettings:
         compare_with_ibp=solver.crown.compare_crown_with_ibp,
         batch_rows=solver.crown.batch_size,
         budget=solver.crown.memory_budget,
+        gathered=config.parallel.mode == "fsdp",
+        shard_rows=config.parallel.shard_rows,
     )
 
 

@@ -10,14 +10,19 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from abcrown_dist.config import Config
 from abcrown_dist.config.keys import to_dict
 from abcrown_dist.config.paths import locate, locate_model, locate_property
-from abcrown_dist.config.resolve import instance_timeout, resolve_progress
+from abcrown_dist.config.resolve import instance_timeout, resolve_device, resolve_progress
+from abcrown_dist.parallel.clock import AgreedDeadline
+from abcrown_dist.parallel.group import ALONE, Group
+from abcrown_dist.parallel.launch import World, local_device, start_group, stop_group
 from abcrown_dist.problem import Instance
 from abcrown_dist.report.files import check_writable
 from abcrown_dist.report.progress import Progress
@@ -26,11 +31,12 @@ from abcrown_dist.report.summary import Summary, peak_memory, versions, write_su
 from abcrown_dist.report.table import BatchRow, print_table
 from abcrown_dist.spec.property import Verdict
 from abcrown_dist.util.deadline import Deadline
-from abcrown_dist.util.errors import LoadError, describe, exit_code
+from abcrown_dist.util.errors import ConfigError, LoadError, VerifierError, describe, exit_code
 from abcrown_dist.util.numerics import use_full_precision
 from abcrown_dist.verify import Outcome, verify
 
 _log = logging.getLogger(__name__)
+ONE_PROCESS = World()
 
 
 @dataclass(frozen=True)
@@ -64,35 +70,69 @@ class OutputFiles:
                 check_writable(name)
 
 
-def run(config: Config, start: float) -> int:
+def run(config: Config, start: float, world: World = ONE_PROCESS, store: Any = None) -> int:
     """Verify the configured instance, or every chosen one of a CSV; returns the exit code.
 
     Args:
         start: `time.monotonic()` when the process began: loading counts against the time limit.
+        world, store: the ranks that torchrun started, and where they find each other.
     """
     use_full_precision()
+    group = form_group(config, world, store)
+    try:
+        return _run(config, start, group)
+    finally:
+        stop_group(group)
+
+
+def form_group(config: Config, world: World, store: Any) -> Group:
+    """The group of all ranks.
+
+    Raises:
+        ConfigError: degrees that do not multiply to the number of ranks, or ranks without a task.
+    """
+    parallel = config.parallel
+    if parallel.shards not in ("auto", world.size):
+        raise ConfigError(f"parallel.shards: {parallel.shards} does not fit {world.size} rank(s) of torchrun")
+    if world.size > 1 and parallel.mode == "none":
+        raise ConfigError(f"parallel.mode: none leaves {world.size} ranks without a task; set fsdp or tp")
+    if parallel.shard_rows and parallel.mode not in ("fsdp", "auto"):
+        raise ConfigError(f"parallel.shard_rows needs parallel.mode fsdp, not {parallel.mode}")
+    device = local_device(resolve_device(config.general.device), world)
+    return start_group(world, store, device, parallel.backend, parallel.timeout)
+
+
+def _run(config: Config, start: float, group: Group) -> int:
     files = OutputFiles.of(config)
-    files.check()
+    group.first(files.check)
     if config.general.csv_name is not None:
-        return _run_batch(config, start, files)
-    outcome = run_instance(config, _single(config), start, files)
-    print(f"verdict: {outcome.verdict.value} ({outcome.reason}) after {time.monotonic() - start:.1f} s")
+        return _run_batch(config, start, files, group)
+    instance = group.first(lambda: _single(config))
+    outcome = run_instance(config, instance, start, files, group)
+    if group.rank == 0:
+        print(f"verdict: {outcome.verdict.value} ({outcome.reason}) after {time.monotonic() - start:.1f} s")
     return 0
 
 
-def run_instance(config: Config, instance: Instance, start: float, files: OutputFiles) -> Outcome:
+def run_instance(
+    config: Config, instance: Instance, start: float, files: OutputFiles, group: Group = ALONE
+) -> Outcome:
     """Verify one instance and write its files. An error leaves `error` in them and goes on up."""
     torch.manual_seed(config.general.seed)
     deadline = Deadline(instance.timeout, start)
-    mode = resolve_progress(config.general.progress, sys.stderr)
+    if group.size > 1:
+        deadline = AgreedDeadline(instance.timeout, start, group)
+    mode = resolve_progress(config.general.progress, sys.stderr) if group.rank == 0 else "none"
     with Progress(mode=mode) as progress:  # type: ignore[arg-type]  # one of its modes
         try:
-            outcome = verify(config, instance, deadline, progress)
+            outcome = verify(config, instance, deadline, progress, group)
         except BaseException as error:
-            failed = Outcome(Verdict.ERROR, describe(error))
-            _write(config, instance, deadline, progress, failed, files)
+            if group.rank == 0:
+                failed = Outcome(Verdict.ERROR, describe(error))
+                _write(config, instance, deadline, progress, failed, files)
             raise
-    _write(config, instance, deadline, progress, outcome, files)
+    if group.rank == 0:
+        _write(config, instance, deadline, progress, outcome, files)
     return outcome
 
 
@@ -117,14 +157,14 @@ def _single(config: Config) -> Instance:
     return Instance(locate_model(config, model), locate_property(config, prop), instance_timeout(config.bab))
 
 
-def _run_batch(config: Config, start: float, files: OutputFiles) -> int:
+def _run_batch(config: Config, start: float, files: OutputFiles, group: Group) -> int:
     """Verify the chosen rows of the CSV. One that fails does not keep the others from their turn.
 
     Returns:
         the exit code of the first failure, else 0.
     """
     path = locate(config, config.general.csv_name or "")
-    listed = _read_csv(path)
+    listed = group.first(lambda: _read_csv(path))
     rows: list[BatchRow] = []
     code = 0
     for number in _chosen(config, path, len(listed)):
@@ -132,17 +172,21 @@ def _run_batch(config: Config, start: float, files: OutputFiles) -> int:
         cells = listed[number]
         name = f"{number}: {' '.join(Path(cell).name for cell in cells[:2])}"
         try:
-            instance = _from_row(config, path, number, cells)
-            outcome = run_instance(config, instance, begun, files.numbered(number))
+            instance = group.first(partial(_from_row, config, path, number, cells))
+            outcome = run_instance(config, instance, begun, files.numbered(number), group)
         except Exception as error:
+            if group.size > 1 and not isinstance(error, VerifierError):
+                raise  # only what every rank was told of leaves them in step
             code = code or exit_code(error)
             outcome = Outcome(Verdict.ERROR, describe(error))
-            write_results(files.numbered(number).results, Verdict.ERROR)
+            if group.rank == 0:
+                write_results(files.numbered(number).results, Verdict.ERROR)
             if config.debug.traceback:
                 traceback.print_exception(error)
         rows.append(BatchRow(name, outcome.verdict, time.monotonic() - begun, outcome.reason))
         _log.info("%s: %s (%s)", name, outcome.verdict.value, outcome.reason)
-    print_table(rows)
+    if group.rank == 0:
+        print_table(rows)
     return code
 
 

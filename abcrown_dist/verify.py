@@ -16,14 +16,15 @@ from abcrown_dist.bab.root import refute
 from abcrown_dist.bounds.settings import BoundSettings
 from abcrown_dist.config import Config
 from abcrown_dist.options import Step, plan
-from abcrown_dist.problem import Instance, Problem, load
+from abcrown_dist.parallel.group import ALONE, Group
+from abcrown_dist.problem import Instance, Problem, SharedConfirmer, load
 from abcrown_dist.report.progress import Progress
 from abcrown_dist.report.summary import ClauseBound
 from abcrown_dist.spec.property import Verdict, Witness
 from abcrown_dist.util.deadline import Deadline, alarm
 from abcrown_dist.util.errors import DeadlineExceeded, is_out_of_memory
+from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.evaluate import flat_network
-from abcrown_dist.weights.local import LocalWeights
 
 _log = logging.getLogger(__name__)
 
@@ -39,13 +40,15 @@ class Outcome:
     bounds: dict[int, ClauseBound] = field(default_factory=dict)
 
 
-def verify(config: Config, instance: Instance, deadline: Deadline, progress: Progress) -> Outcome:
-    """Verify one instance within its deadline.
+def verify(
+    config: Config, instance: Instance, deadline: Deadline, progress: Progress, group: Group = ALONE
+) -> Outcome:
+    """Verify one instance within its deadline; the ranks of `group` do so together.
 
     Raises:
         LoadError: a file cannot be read or is not supported.
     """
-    return solve(config, lambda: load(config, instance), deadline, progress)
+    return solve(config, lambda: load(config, instance, group), deadline, progress)
 
 
 def solve(
@@ -126,7 +129,7 @@ def _bound(
     """Refute open disjuncts; those within rounding of proof once more in float64 (design rule 7.2)."""
     largest = torch.finfo(problem.model.dtype).max
 
-    def attempt(weights: LocalWeights, wanted: set[int]) -> tuple[set[int], list[tuple[int, np.ndarray]]]:
+    def attempt(weights: Weights, wanted: set[int]) -> tuple[set[int], list[tuple[int, np.ndarray]]]:
         found = refute(
             weights,
             problem.prop,
@@ -144,11 +147,15 @@ def _bound(
 
     doubtful, suspects = attempt(problem.weights, outcome.open)
     if doubtful and problem.weights.dtype != torch.float64:
-        attempt(problem.weights.to(torch.float64), doubtful)
+        precise = problem.weights.to(torch.float64)
+        if precise is not None:
+            attempt(precise, doubtful)
     return _first_confirmed(problem.confirmer, (s for s in suspects if s[0] in outcome.open))
 
 
-def _first_confirmed(confirmer: Confirmer, points: Iterable[tuple[int, np.ndarray]]) -> Witness | None:
+def _first_confirmed(
+    confirmer: Confirmer | SharedConfirmer, points: Iterable[tuple[int, np.ndarray]]
+) -> Witness | None:
     for disjunct, x in points:
         witness = confirmer.confirm(x, disjunct)
         if witness is not None:

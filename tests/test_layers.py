@@ -32,13 +32,13 @@ ALLOWED: dict[str, set[str]] = {
         *("attack", "bab", "bounds", "config", "exact", "graph", "options", "problem"),
         *("parallel", "relax", "report", "spec", "util", "weights"),
     },
-    "problem": {"attack", "config", "graph", "relax", "spec", "weights"},
+    "problem": {"attack", "config", "graph", "parallel", "relax", "spec", "weights"},
     "api": {
         *("attack", "bounds", "config", "graph", "problem", "relax"),
         *("report", "spec", "util", "verify", "weights"),
     },
-    "session": {"config", "problem", "report", "spec", "util", "verify"},
-    "cli": {"session", "config", "util"},
+    "session": {"config", "parallel", "problem", "report", "spec", "util", "verify"},
+    "cli": {"session", "config", "parallel", "util"},
     "__main__": {"cli", "util"},
     "__init__": set(),
 }

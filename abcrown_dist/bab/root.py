@@ -73,7 +73,8 @@ def refute(
         for clauses in batches(prop, weights, wanted, batch_size):
             deadline.check()
             relaxed = bound_intermediate(weights, clauses.box, settings, deadline)
-            judge = _Judge(clauses.rhs, _lost(weights, clauses, relaxed), _stays_finite(weights, relaxed, largest)[:, None])
+            sane = _stays_finite(weights, relaxed, largest)[:, None]
+            judge = _Judge(clauses.rhs, _lost(weights, clauses, relaxed), sane)
 
             def enough(
                 best: RowBounds, rows: Tensor, clauses: Clauses = clauses, judge: _Judge = judge

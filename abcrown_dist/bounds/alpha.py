@@ -126,7 +126,9 @@ def maximise(
         if deadline is not None:
             deadline.check()
     else:
-        search.record(concretize(weights, back_substitute(weights, start, relaxed, alphas=alphas), inputs))
+        last = concretize(weights, back_substitute(weights, start, relaxed, alphas=alphas), inputs)
+        if not finished:
+            search.record(last)
     return Optimised(search.best, search.best_alphas)
 
 

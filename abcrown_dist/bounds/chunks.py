@@ -32,6 +32,11 @@ def rows_in_cache(graph: Graph, start: Sequence[str], dtype: torch.dtype, domain
     return max(256, (4 << 20) // (widest * domains * dtype.itemsize))
 
 
+def rows_to_deal(count: int) -> int:
+    """Most rows of a chunk when `count` rows are dealt out over ranks: four chunks or more, if large."""
+    return max(256, min(1024, -(-count // 4)), -(-count // 8))
+
+
 def chunk_size(rows: int, per_row: int, budget: int, limit: int) -> int:
     """Rows per chunk, all chunks equally large, for `rows` in all.
 

@@ -27,6 +27,7 @@ from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.weights.base import Weights
 
 _WORKSPACE = 512 << 20  # bytes beside the weights, when no budget is given
+_ROWS_PER_GATHER = 1024  # fewer rows take less time than gathering the weights that they meet
 
 Stop = Callable[[RowBounds, Tensor], bool]
 
@@ -189,16 +190,18 @@ class _Run:
         """Bounds of `count` rows, chunk by chunk; `rows` gives the start of the rows that it is told."""
         weights = self.weights
         size = self._chunk_size(count, names, one_hot, method)
-        parts = []
-        for piece, real in chunks.chunks(torch.arange(count, device=weights.device), size):
+        grid = list(chunks.chunks(torch.arange(count, device=weights.device), size))
+        result = torch.zeros(2, self.inputs.domains, count, dtype=weights.dtype, device=weights.device)
+        for number, counts in weights.own_chunks(len(grid)):
             self.deadline.check()
+            piece, real = grid[number]
             content = None if stop is None else partial(_content, stop, piece[:real])
             bounds = self._solve(rows(piece), relaxed, method, content)
-            parts.append(RowBounds(bounds.lower[:, :real], bounds.error[:, :real]))
-        if not parts:
-            nothing = torch.zeros(self.inputs.domains, 0, dtype=weights.dtype, device=weights.device)
-            return RowBounds(nothing, nothing)
-        return RowBounds(torch.cat([p.lower for p in parts], 1), torch.cat([p.error for p in parts], 1))
+            if counts:
+                result[0, :, piece[:real]] = bounds.lower[:, :real]
+                result[1, :, piece[:real]] = bounds.error[:, :real]
+        lower, error = weights.merge_rows(result)
+        return RowBounds(lower, error)
 
     def _solve(
         self, start: Start, relaxed: Relaxed, method: str, stop: Callable[[RowBounds], bool] | None
@@ -226,7 +229,10 @@ class _Run:
         else:
             workspace = _WORKSPACE
             if self.weights.device.type == "cpu":
-                limit = min(limit, chunks.rows_in_cache(graph, names, dtype, domains))
+                fitting = chunks.rows_in_cache(graph, names, dtype, domains)
+                limit = min(limit, max(fitting, _ROWS_PER_GATHER) if self.settings.gathered else fitting)
+        if self.settings.shard_rows:
+            limit = min(limit, chunks.rows_to_deal(count))
         return chunks.chunk_size(count, per_row, workspace, limit)
 
 

@@ -30,6 +30,11 @@ class BoundSettings:
             though single rows downstream can loosen (CROWN is not monotone at a fixed slope rule).
         batch_rows: most rows of a coefficient matrix at once.
         budget: bytes that a pass may use, weights included; None for 512 MiB beside the weights.
+        gathered: every visit of a layer gathers its weights, so that chunks should be large.
+        shard_rows: chunks are dealt out over ranks, so that there should be several.
+
+    Chunks depend on settings alone and not on how many ranks there are: the same settings give the
+    same bits at any number of ranks.
     """
 
     method: str = "crown"
@@ -37,6 +42,8 @@ class BoundSettings:
     compare_with_ibp: bool = True
     batch_rows: int = 1_000_000_000
     budget: int | None = None
+    gathered: bool = False
+    shard_rows: bool = False
 
     @property
     def intermediate(self) -> str:

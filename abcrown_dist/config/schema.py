@@ -325,8 +325,27 @@ class Parallel(Section):
 
     mode: str = key(
         "none",
-        Choice("none", later=("tp", "fsdp", "auto")),
-        "How the network is spread over processes.",
+        Choice("none", "fsdp", "tp", "auto"),
+        "How the network is spread over the ranks of torchrun: fsdp shards weights and gives the same bounds "
+        "bit for bit; tp shards weights, coefficients and slopes by neuron; auto takes what the plan "
+        "recommends.",
+    )
+    shards: int | str = key(
+        "auto",
+        OrAuto(Int(1)),
+        "Ranks that share one copy of the weights; auto: all.",
+    )
+    shard_rows: bool = key(
+        False, Bool(), "Under fsdp: each rank bounds its own chunks of a layer's rows, with their slopes."
+    )
+    prefetch: bool = key(
+        True, Bool(), "Under fsdp: gather the next layer's weights while one is used (a second whole layer)."
+    )
+    backend: str = key(
+        "auto", Choice("auto", "gloo", "nccl"), "Communication; auto: nccl on CUDA, gloo on the CPU."
+    )
+    timeout: float = key(
+        600.0, Float(above=0, maximum=1e6), "Seconds after which a rank that is missing is an error."
     )
 
 

@@ -129,6 +129,21 @@ class Group:
         dist.broadcast_object_list(box, self._global(source), group=self.handle, device=self._device)
         return box[0]  # type: ignore[return-value]
 
+    def first(self, make: Callable[[], T]) -> T:
+        """`make()` on rank 0, its result (picklable) on every rank; an error is raised on all."""
+        if self.size == 1:
+            return make()
+        found: tuple[T | None, BaseException | None] = (None, None)
+        if self.rank == 0:
+            try:
+                found = (make(), None)
+            except Exception as failure:
+                found = (None, failure)
+        value, error = self.share(found)
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
+
     def send_from_first(self, value: Tensor | None, like: Tensor) -> Tensor:
         """Rank 0's tensor on every rank, written into `like`."""
         if value is not None:

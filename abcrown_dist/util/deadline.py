@@ -22,6 +22,8 @@ class Deadline:
             time at which the process began, so that loading counts too.
     """
 
+    shared = False  # whether several ranks must agree before it counts as expired
+
     def __init__(self, seconds: float = math.inf, start: float | None = None) -> None:
         self.start = time.monotonic() if start is None else start
         self.seconds = seconds
@@ -50,10 +52,11 @@ def alarm(deadline: Deadline, grace: float = 0.5) -> Iterator[None]:
 
     Work should check the deadline by itself; this catches what cannot (a conversion, a parser), at
     the next step of the interpreter, and again every `grace` seconds: what is raised inside a
-    finalizer is lost. Does nothing off the main thread or where signals are missing.
+    finalizer is lost. Does nothing off the main thread, where signals are missing, and for a shared
+    deadline: ranks must stop at the same step.
     """
     usable = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
-    if not usable or math.isinf(deadline.seconds):
+    if not usable or deadline.shared or math.isinf(deadline.seconds):
         yield
         return
 

@@ -110,7 +110,9 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         fresh = func is torch.ops.aten.lift_fresh.default  # `torch.tensor` allocates unseen before it
-        foreign = set() if fresh else {_address(x) for x in _tensors((args, kwargs)) if not self._storages.knows(x)}
+        foreign = (
+            set() if fresh else {_address(x) for x in _tensors((args, kwargs)) if not self._storages.knows(x)}
+        )
         for tensor in _tensors(result):
             if _address(tensor) not in foreign:
                 self._storages.count(tensor)

@@ -40,6 +40,10 @@ class Weights(Protocol):
         """A constant of a node that is not affine."""
         ...
 
+    def to(self, dtype: torch.dtype) -> Weights | None:
+        """The same weights in a wider dtype; None where the model's own digits are not here any more."""
+        ...
+
     def visit(self, node: Node) -> AbstractContextManager[AffineMap]:
         """Context in which the map of `node` may be used, and not after."""
         ...
@@ -68,6 +72,14 @@ class Weights(Protocol):
         """Which entries of `index` (flat neurons) are own neurons, and where these lie in the own part."""
         ...
 
+    def own_chunks(self, count: int) -> list[tuple[int, bool]]:
+        """Chunks of rows to work on, in order, out of `count`; False where the result is another's."""
+        ...
+
+    def merge_rows(self, own: Tensor) -> Tensor:
+        """All rows, given a tensor that holds the results of the own chunks and zeros elsewhere."""
+        ...
+
 
 class AllNeurons:
     """For weights whose ranks hold all neurons of every tensor: nothing to add up or to look for."""
@@ -89,3 +101,9 @@ class AllNeurons:
 
     def locate(self, name: str, index: Tensor) -> tuple[Tensor, Tensor]:
         return torch.arange(len(index), device=index.device), index
+
+    def own_chunks(self, count: int) -> list[tuple[int, bool]]:
+        return [(number, True) for number in range(count)]
+
+    def merge_rows(self, own: Tensor) -> Tensor:
+        return own

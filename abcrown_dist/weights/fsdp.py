@@ -9,6 +9,7 @@ unsharded ones, and so are all bounds.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ class ShardedWeights(AllNeurons):
         graph: the first rank's with its constants' values; `without_values` of it on the others.
         group: the ranks that share the weights.
         dtype, device: of the shards.
+        shard_rows: ranks bound different chunks of rows, see `own_chunks`.
         only: keys of the constants to take, of affine nodes; default all. Constants of other nodes
             are always taken.
         prefetch: start gathering the next node's weights while one is visited.
@@ -69,9 +71,11 @@ class ShardedWeights(AllNeurons):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         prefetch: bool = True,
+        shard_rows: bool = False,
         only: Collection[str] | None = None,
     ) -> None:
         self.group, self.dtype, self.device, self.prefetch = group, dtype, torch.device(device), prefetch
+        self.shard_rows = shard_rows
         self.shards: dict[str, _Shard] = {}
         self._whole: dict[str, Tensor] = {}
         sharded = {key for node in graph if classify(node) == "affine" for key in node.constants()}
@@ -82,9 +86,38 @@ class ShardedWeights(AllNeurons):
                 continue
             self._distribute(key, mine, tuple(value.shape), kind, key in sharded)
         self.graph = without_values(graph)
+        self._rounded = rounds(graph, dtype)
         self._queue: list[str] = []
         self._early: tuple[str, _Gathered] | None = None
         self._terms: dict[str, int] = {}
+
+    def to(self, dtype: torch.dtype) -> ShardedWeights | None:
+        """The same shards in another dtype; None where shards hold fewer digits than the model does."""
+        if self._rounded:
+            return None
+        other = copy.copy(self)
+        other.dtype, other._queue, other._early = dtype, [], None
+        other.shards = {
+            key: _Shard(_cast(shard.piece, dtype), shard.shape) for key, shard in self.shards.items()
+        }
+        other._whole = {key: _cast(value, dtype) for key, value in self._whole.items()}
+        return other
+
+    def own_chunks(self, count: int) -> list[tuple[int, bool]]:
+        """Chunks dealt out in turn, if rows are sharded.
+
+        All ranks take equally many, because they gather together: whoever has none left repeats the
+        last one, for nothing.
+        """
+        if not self.shard_rows:
+            return super().own_chunks(count)
+        rank, size = self.group.rank, self.group.size
+        turns = [turn * size + rank for turn in range(-(-count // size))]
+        return [(min(number, count - 1), number < count) for number in turns]
+
+    def merge_rows(self, own: Tensor) -> Tensor:
+        """Zeros elsewhere: adding them up changes no bit."""
+        return self.group.total(own) if self.shard_rows else own
 
     def constant(self, key: str) -> Tensor:
         """A constant of a node that is not affine."""
@@ -104,7 +137,7 @@ class ShardedWeights(AllNeurons):
             _forget(affine)
 
     def expect(self, names: Sequence[str]) -> None:
-        """The nodes that will be visited next, in this order; what was fetched for another plan is dropped."""
+        """The nodes that will be visited next, in this order; what was fetched for others is dropped."""
         self._queue = [name for name in names if self.graph[name].constants()]
 
     def _distribute(
@@ -159,6 +192,16 @@ def _forget(affine: AffineMap) -> None:
     for name in list(vars(affine)):
         if isinstance(getattr(affine, name), (Tensor, Mapping)):
             setattr(affine, name, None)
+
+
+def rounds(graph: Graph, dtype: torch.dtype) -> bool:
+    """Whether some constant of the model has more digits than `dtype` holds."""
+    floats = [value.dtype for value in graph.constants.values() if value.is_floating_point()]
+    return any(torch.finfo(kind).eps < torch.finfo(dtype).eps for kind in floats)
+
+
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype) if value.is_floating_point() else value
 
 
 def without_values(graph: Graph) -> Graph:

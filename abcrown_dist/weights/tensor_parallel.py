@@ -14,6 +14,7 @@ or, going backwards, reduce-scattered; its `BoundLinearTP_Row` has no counterpar
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,6 +71,18 @@ class TensorParallelWeights:
                 for key in node.constants():
                     self._parts[node.name, key] = self._deal(graph, node, key, how, ends)
 
+    def to(self, dtype: torch.dtype) -> TensorParallelWeights | None:
+        """The same parts in another dtype; None where parts hold fewer digits than the model does."""
+        sharded = self._sharded.to(dtype)
+        if sharded is None:
+            return None
+        other = copy.copy(self)
+        other.dtype, other._sharded = dtype, sharded
+        other._parts = {
+            key: value.to(dtype) if value.is_floating_point() else value for key, value in self._parts.items()
+        }
+        return other
+
     # What the bound passes ask for, see `weights.base.Weights`.
 
     def constant(self, key: str) -> Tensor:
@@ -103,6 +116,14 @@ class TensorParallelWeights:
 
     def expect(self, names: Sequence[str]) -> None:
         """Weights stay where they are."""
+
+    def own_chunks(self, count: int) -> list[tuple[int, bool]]:
+        """All ranks work on every chunk, each on its own neurons."""
+        return [(number, True) for number in range(count)]
+
+    def merge_rows(self, own: Tensor) -> Tensor:
+        """Every rank has all rows."""
+        return own
 
     @contextmanager
     def visit(self, node: Node) -> Iterator[AffineMap]:
