@@ -1,15 +1,19 @@
-"""The scripts of the competition, run as its harness runs them, with a stand-in for the interpreter."""
+"""The competition's scripts, called as its harness does: with a stand-in for the interpreter, and in full."""
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from abcrown_dist.spec.vnnlib1 import load_vnnlib
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "vnncomp_scripts"
 
@@ -207,3 +211,90 @@ def test_install_fails_when_the_program_does_not_start(harness: Harness) -> None
         f'install:\n\tmkdir -p .venv/bin\n\tcp "{harness.python}" .venv/bin/python\n'
     )
     assert harness.call("install_tool.sh", "v1", fake="exit 1")[0] != 0
+
+
+# The real program, from the real repository
+
+DIGITS = SCRIPTS.parent / "examples" / "digits"
+
+
+def compress(source: Path, target: Path) -> Path:
+    target.write_bytes(gzip.compress(source.read_bytes()))
+    return target
+
+
+def call(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a script as the harness does: from another folder, with a bare environment."""
+    environment = {"PATH": os.environ["PATH"], "ABCROWN_PYTHON": sys.executable}
+    command = [str(SCRIPTS / script), "v1", *map(str, arguments)]
+    return subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "verdict", "category", "compressed"),
+    [("crown", "unsat", "digits_2026", False), ("false", "sat", "a category of no year", True)],
+)
+def test_the_digits(tmp_path: Path, kind: str, verdict: str, category: str, compressed: bool) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    onnx, vnnlib = DIGITS / "digits_mlp.onnx", DIGITS / f"digits_mlp_{kind}.vnnlib"
+    if compressed:
+        onnx, vnnlib = compress(onnx, folder / "a net.onnx.gz"), compress(vnnlib, folder / "a prop.vnnlib.gz")
+    results = folder / "new" / "a result.txt"
+    prepared = call("prepare_instance.sh", category, onnx, vnnlib)
+    assert (prepared.returncode, prepared.stderr) == (0, "")
+    ran = call("run_instance.sh", category, onnx, vnnlib, results, 60)
+    assert ran.returncode == 0, ran.stderr
+    first, *witness = results.read_text().splitlines()
+    assert first == verdict
+    assert sorted(path.name for path in results.parent.iterdir()) == [results.name]
+    if verdict == "sat":
+        assert_counterexample(onnx, vnnlib, witness)
+    else:
+        assert witness == []
+
+
+def assert_counterexample(onnx: Path, vnnlib: Path, witness: list[str]) -> None:
+    """Replay as the competition's checker does: the X as printed, in float32, through onnxruntime."""
+    import numpy as np
+    import onnxruntime
+
+    pairs = [line.strip(" ()").split() for line in witness]
+    x = np.array([float(value) for name, value in pairs if name.startswith("X_")], dtype=np.float32)
+    session = onnxruntime.InferenceSession(gzip.decompress(onnx.read_bytes()))
+    (wanted,) = session.get_inputs()
+    shape = [extent if isinstance(extent, int) and extent > 0 else 1 for extent in wanted.shape]
+    (y,) = session.run(None, {wanted.name: x.reshape(shape)})
+    prop = load_vnnlib(vnnlib)
+    values = {f"Y_{i}": value for i, value in enumerate(y.ravel().tolist())}
+    values |= {f"X_{i}": value for i, value in enumerate(x.tolist())}
+    assert any(
+        all(
+            sum(float(factor) * values[name] for name, factor in terms.items()) <= float(rhs)
+            for terms, rhs in disjunct.terms
+        )
+        and all(
+            float(low) - 1e-7 <= value <= float(high) + 1e-7
+            for low, value, high in zip(disjunct.box.lower, x.tolist(), disjunct.box.upper, strict=True)
+        )
+        for disjunct in prop.disjuncts
+    )
+
+
+@pytest.mark.slow
+def test_too_little_time_for_the_digits(tmp_path: Path) -> None:
+    results = tmp_path / "out.txt"
+    vnnlib = DIGITS / "digits_mlp_crown.vnnlib"
+    assert call("run_instance.sh", "x", DIGITS / "digits_mlp.onnx", vnnlib, results, 0.2).returncode == 0
+    assert results.read_text() == "timeout\n"
+
+
+@pytest.mark.slow
+def test_a_broken_network_is_an_error(tmp_path: Path) -> None:
+    results, onnx = tmp_path / "out.txt", tmp_path / "net.onnx"
+    onnx.write_bytes(b"\x00\x01")
+    ran = call("run_instance.sh", "x", onnx, DIGITS / "digits_mlp_crown.vnnlib", results, 60)
+    assert results.read_text() == "error\n"
+    assert "not a readable ONNX file" in ran.stderr
+    assert "Traceback" not in ran.stderr
