@@ -254,8 +254,11 @@ class AtenMap(AffineMap):
         return y - call(node, self._zeros, constants)
 
     def transpose(self, A: Tensor) -> tuple[Tensor, ...]:
-        pull_back = torch.func.vjp(self._once, *self._zeros)[1]
-        return tuple(torch.func.vmap(pull_back)(A))
+        # Not torch.func.vjp: its first call imports torch's compiler, which takes a second.
+        with torch.enable_grad():
+            xs = tuple(zero.detach().requires_grad_() for zero in self._zeros)
+            y = self._once(*xs)
+        return torch.autograd.grad(y, xs, A, is_grads_batched=True, materialize_grads=True)
 
     def offset(self) -> Tensor | None:
         return self._offset
@@ -342,3 +345,12 @@ def is_plain_sum(graph: Graph, node: Node) -> bool:
         and node.kwargs.get("alpha", 1) == 1
         and all(graph[name].shape == node.shape for name in node.inputs)
     )
+
+
+def changed_entries(graph: Graph, node: Node, own: int) -> int:
+    """Most entries of |W| or W squared that exist at once, for the map of `own` outputs of an affine node."""
+    if node.op == "linear":
+        outputs, inputs = graph.constants[node.attrs["weight"].key].shape
+        return min(math.ceil(outputs * own / node.size), max(1, _BLOCK // inputs)) * inputs
+    entries = sum(graph.constants[key].numel() for key in node.constants())
+    return math.ceil(entries * own / max(node.size, 1))
