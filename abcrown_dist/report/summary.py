@@ -16,6 +16,7 @@ from typing import Any
 
 from abcrown_dist.report.files import write_whole
 from abcrown_dist.spec.property import Verdict
+from abcrown_dist.util.resident import peak_rss_bytes
 
 _PACKAGES = ("torch", "onnx", "onnx2pytorch", "onnxruntime", "numpy")
 
@@ -68,20 +69,7 @@ def peak_memory() -> dict[str, int | None]:
     """Peak bytes of this process so far: resident memory, and CUDA allocations (None without CUDA)."""
     torch = sys.modules.get("torch")
     cuda = torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_initialized() else None
-    return {"peak_rss_bytes": _peak_rss(), "peak_cuda_bytes": cuda}
-
-
-def _peak_rss() -> int:
-    try:  # not ru_maxrss alone: that one starts at the parent's size when a process is forked
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return {"peak_rss_bytes": peak_rss_bytes(), "peak_cuda_bytes": cuda}
 
 
 def versions() -> dict[str, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from abcrown_dist.util.resident import peak_rss_bytes
 
 
 class MemoryMeter:
@@ -139,22 +139,6 @@ class _Allocator:
     @property
     def peak(self) -> int:
         return self._final[1] if self._final else torch.cuda.max_memory_allocated(self._device)
-
-
-def peak_rss_bytes() -> int:
-    """Largest resident set of this process since it began, in bytes.
-
-    `VmHWM` of /proc/self/status, or `getrusage` where there is no such file.
-    """
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            for line in status:
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _tensors(tree: Any) -> list[Tensor]:
