@@ -115,7 +115,7 @@ def maximise(
         bounds, slopes = gradients(weights, start, relaxed, inputs, alphas, track_error)
         if not finished:
             search.record(bounds)
-            finished = search.stalled >= settings.early_stop_patience
+            finished = bool(search.settled().all())
             finished = finished or (stop is not None and stop(search.best))
         if not finished:
             search.move(slopes)
@@ -150,26 +150,34 @@ class _Search:
         self.steps = 0
         self.best: RowBounds
         self.best_alphas: dict[str, Tensor] = {}
-        self.stalled, self.gained = 0, 0.0
+        self.stalled: Tensor
+        self.gained: Tensor
 
     def record(self, bounds: RowBounds) -> None:
         """Keep what is better than before, row by row. A NaN stays NaN."""
         if not hasattr(self, "best"):
             self.best = bounds
+            self.stalled = torch.zeros_like(bounds.lower, dtype=torch.long)
+            self.gained = torch.zeros_like(bounds.lower)
             if self.keep_alphas:
                 self.best_alphas = {name: alpha.clone() for name, alpha in self.alphas.items()}
             return
-        better = bounds.lower > self.best.lower
-        gain = float((bounds.lower - self.best.lower).clamp(min=0).sum())
+        # A row that has stalled is settled, whatever else is in its chunk: bounds must not depend on that.
+        gain = (bounds.lower - self.best.lower).clamp(min=0).masked_fill(self.settled(), 0)
+        better = gain > 0
         self.gained += gain
-        # Less than a thousandth of all that was gained so far is no progress.
-        self.stalled = self.stalled + 1 if gain <= 1e-3 * self.gained else 0
+        # Less than a hundredth of all that a row has gained so far is no progress.
+        self.stalled = torch.where(gain > 1e-2 * self.gained, 0, self.stalled + 1)
         error = torch.maximum(self.best.error, bounds.error)
         self.best = RowBounds(torch.where(better, bounds.lower, self.best.lower), error)
         if self.keep_alphas:
             for name, alpha in self.alphas.items():
                 mask = better.reshape(*better.shape, *[1] * (alpha.dim() - 2))
                 self.best_alphas[name] = torch.where(mask, alpha, self.best_alphas[name])
+
+    def settled(self) -> Tensor:
+        """Mask (B, R) of rows that made no progress for `early_stop_patience` steps."""
+        return self.stalled >= self.settings.early_stop_patience
 
     def move(self, slopes: Mapping[str, Tensor]) -> None:
         """One projected step uphill. Uses up the slopes' memory."""
