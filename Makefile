@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The console script is written last by pip: it stands for a finished installation.
 INSTALLED := $(BIN)/abcrown-dist
 
-.PHONY: install test test-all check benchmark clean
+.PHONY: install test test-all check benchmark benchmark-sharding standin clean
 
 install: $(INSTALLED)
 
@@ -32,6 +32,15 @@ benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/bounds.py $(if $(BENCH),--bench "$(BENCH)") $(if $(ORACLE),--oracle "$(ORACLE)")
 	$(BIN)/python benchmarks/vnnlib_parse.py
+
+# The tables of docs/sharding_figures.md: the better part of an hour, and 16 GiB of memory.
+# SHARDING="--quick" takes two minutes.
+benchmark-sharding: $(INSTALLED)
+	$(BIN)/python benchmarks/sharding.py $(SHARDING)
+
+# The network and property of configs/cifar100_resnet_large_standin.yaml.
+standin: $(INSTALLED)
+	$(BIN)/python examples/cifar100_resnet_large.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from abcrown_dist.config import Config, load_config
+from abcrown_dist.config.plan_request import COMMAND, parse_plan
 from abcrown_dist.util.errors import VerifierError, describe, exit_code
 
 INTERRUPTED = 130
@@ -34,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     config: Config | None = None
     try:
+        if words and words[0] == COMMAND:
+            return _plan(words[1:])
         if int(os.environ.get("WORLD_SIZE") or 1) > 1:
             return _run_as_rank(words, start)
         config = load_config(words)
@@ -51,20 +54,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(error, show_traceback=asked)
 
 
+def _plan(words: Sequence[str]) -> int:
+    """Foretell memory instead of verifying."""
+    request, rest = parse_plan(words)
+    config = load_config(rest)
+    _log_to_stderr(quiet=config.general.progress == "none")
+    from abcrown_dist.session import show_plan
+
+    return show_plan(config, request)
+
+
 def _run_as_rank(words: Sequence[str], start: float) -> int:
     """One of several processes of torchrun: rank 0 alone reads the configuration, prints and writes."""
-    from abcrown_dist.parallel.launch import FirstRankFailed, World, from_first_rank, open_store
+    from abcrown_dist.parallel.group import FirstRankFailed
+    from abcrown_dist.parallel.launch import World, check_world, from_first_rank, open_store
 
     world = World.from_environment()
     store = open_store(world)
-    try:
-        config = from_first_rank(world, store, lambda: load_config(words))
-    except FirstRankFailed as failed:
-        return failed.exit_code  # rank 0 has said why
-    _log_to_stderr(quiet=world.rank > 0 or config.general.progress == "none")
-    from abcrown_dist.session import run
 
-    return run(config, start, world, store)
+    def read() -> Config:
+        config = load_config(words)
+        check_world(config, world)
+        return config
+
+    try:
+        config = from_first_rank(world, store, read)
+        _log_to_stderr(quiet=world.rank > 0 or config.general.progress == "none")
+        from abcrown_dist.session import run
+
+        return run(config, start, world, store)
+    except FirstRankFailed as failed:
+        return failed.exit_code  # rank 0 says why
 
 
 @contextmanager

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from abcrown_dist.attack.confirm import Confirmer
 from abcrown_dist.config import Config
@@ -17,6 +20,7 @@ from abcrown_dist.graph.ir import Graph
 from abcrown_dist.graph.load_onnx import LoadedModel, load_onnx
 from abcrown_dist.parallel.group import ALONE, Group
 from abcrown_dist.parallel.launch import World, local_device
+from abcrown_dist.plan.choose import choose
 from abcrown_dist.relax import REGISTRY
 from abcrown_dist.spec.property import Property, Witness
 from abcrown_dist.spec.vnnlib1 import check_sizes, load_vnnlib
@@ -39,8 +43,9 @@ class Instance:
 
 @dataclass(frozen=True)
 class Problem:
-    """A loaded instance with all that attacks and bounds need."""
+    """A loaded instance with all that attacks and bounds need, and its configuration with a settled mode."""
 
+    config: Config
     model: LoadedModel
     prop: Property
     weights: Weights
@@ -51,30 +56,35 @@ class Problem:
 def load(config: Config, instance: Instance, group: Group = ALONE) -> Problem:
     """Read both files and check the network against onnxruntime; rank 0 does, the others are told."""
     if group.size == 1:
-        model, prop = _read(config, instance)
+        model, prop = read_instance(config, instance)
         return prepare(config, model, prop, Confirmer(prop, instance.model, input_shapes=model.input_shapes))
     mine: list[LoadedModel] = []
+    device = _device(config)
 
-    def read() -> tuple[LoadedModel, Property]:
-        model, prop = _read(config, instance)
+    def read() -> tuple[LoadedModel, Property, Config]:
+        model, prop = read_instance(config, instance)
         check(model, prop)
         mine.append(model)
-        return dataclasses.replace(model, graph=without_values(model.graph)), prop
+        can_bound = not unsupported(model.graph, REGISTRY)
+        settled = choose(config, model.graph, prop, group.size, device, can_bound=can_bound)
+        return dataclasses.replace(model, graph=without_values(model.graph)), prop, settled
 
-    model, prop = group.first(read)
-    own = None if group.rank else Confirmer(prop, instance.model, input_shapes=model.input_shapes)
+    model, prop, config = group.first(read)
     graph = mine.pop().graph if mine else model.graph
-    weights = _place(config, graph, group)
+    weights = _place(config, graph, group, device)
     del graph  # rank 0's whole model ends here
     missing = unsupported(model.graph, REGISTRY)
-    return Problem(model, prop, weights, SharedConfirmer(own, group), missing)
+    confirmer = partial(Confirmer, prop, instance.model, input_shapes=model.input_shapes)
+    return Problem(config, model, prop, weights, SharedConfirmer(confirmer, group), missing)
 
 
 def prepare(config: Config, model: LoadedModel, prop: Property, confirmer: Confirmer) -> Problem:
     """A problem of this process alone, checked, with its weights in place."""
     check(model, prop)
     missing = unsupported(model.graph, REGISTRY)
-    return Problem(model, prop, _place(config, model.graph, ALONE), confirmer, missing)
+    return Problem(
+        config, model, prop, _place(config, model.graph, ALONE, _device(config)), confirmer, missing
+    )
 
 
 def check(model: LoadedModel, prop: Property) -> None:
@@ -93,31 +103,44 @@ def check(model: LoadedModel, prop: Property) -> None:
 
 
 class SharedConfirmer:
-    """A confirmer on rank 0 that answers to every rank."""
+    """A confirmer on rank 0 that answers to every rank, and holds the whole model only while it is asked."""
 
-    def __init__(self, own: Confirmer | None, group: Group) -> None:
-        self._own, self._group = own, group
+    def __init__(self, make: Callable[[], Confirmer], group: Group) -> None:
+        self._make, self._group = make, group
+        self._own: Confirmer | None = None
 
     def confirm(self, x: np.ndarray, disjunct_index: int) -> Witness | None:
         """As `Confirmer.confirm`; every rank must ask, and rank 0's point is the one that counts."""
-        own = self._own
 
         def ask() -> tuple[Witness | None]:
-            assert own is not None
-            return (own.confirm(x, disjunct_index),)
+            if self._own is None:
+                self._own = self._make()
+            return (self._own.confirm(x, disjunct_index),)
 
         return self._group.first(ask)[0]
 
+    def release(self) -> None:
+        """Let go of onnxruntime's copy of the model until the next question."""
+        self._own = None
 
-def _read(config: Config, instance: Instance) -> tuple[LoadedModel, Property]:
+
+def read_instance(config: Config, instance: Instance) -> tuple[LoadedModel, Property]:
+    """Both files of an instance, the network compared with onnxruntime inside the property's boxes.
+
+    Raises:
+        LoadError: a file cannot be read or is not supported.
+    """
     prop = load_vnnlib(instance.property)
     lower, upper = _hull(prop)
     return load_onnx(instance.model, config.model.input_shape, lower, upper), prop
 
 
-def _place(config: Config, graph: Graph, group: Group) -> Weights:
+def _device(config: Config) -> torch.device:
+    return local_device(resolve_device(config.general.device), World.from_environment())
+
+
+def _place(config: Config, graph: Graph, group: Group, device: torch.device) -> Weights:
     parallel = config.parallel
-    device = local_device(resolve_device(config.general.device), World.from_environment())
     mode = parallel.mode if group.size > 1 else "none"
     return place_weights(
         graph,

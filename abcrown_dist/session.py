@@ -19,11 +19,16 @@ import torch
 from abcrown_dist.config import Config
 from abcrown_dist.config.keys import to_dict
 from abcrown_dist.config.paths import locate, locate_model, locate_property
+from abcrown_dist.config.plan_request import PlanRequest
 from abcrown_dist.config.resolve import instance_timeout, resolve_device, resolve_progress
+from abcrown_dist.graph.aten import unsupported
 from abcrown_dist.parallel.clock import AgreedDeadline
 from abcrown_dist.parallel.group import ALONE, Group
-from abcrown_dist.parallel.launch import World, local_device, start_group, stop_group
-from abcrown_dist.problem import Instance
+from abcrown_dist.parallel.launch import World, check_world, local_device, start_group, stop_group
+from abcrown_dist.plan.choose import make_plan
+from abcrown_dist.plan.text import print_plan
+from abcrown_dist.problem import Instance, check, read_instance
+from abcrown_dist.relax import REGISTRY
 from abcrown_dist.report.files import check_writable
 from abcrown_dist.report.progress import Progress
 from abcrown_dist.report.results import write_counterexample, write_results
@@ -79,10 +84,9 @@ def run(config: Config, start: float, world: World = ONE_PROCESS, store: Any = N
     """
     use_full_precision()
     group = form_group(config, world, store)
-    try:
-        return _run(config, start, group)
-    finally:
-        stop_group(group)
+    code = _run(config, start, group)
+    stop_group(group)  # not after an error: who knows what the others are doing
+    return code
 
 
 def form_group(config: Config, world: World, store: Any) -> Group:
@@ -90,16 +94,11 @@ def form_group(config: Config, world: World, store: Any) -> Group:
 
     Raises:
         ConfigError: degrees that do not multiply to the number of ranks, or ranks without a task.
+        RankLost: not all ranks came.
     """
-    parallel = config.parallel
-    if parallel.shards not in ("auto", world.size):
-        raise ConfigError(f"parallel.shards: {parallel.shards} does not fit {world.size} rank(s) of torchrun")
-    if world.size > 1 and parallel.mode == "none":
-        raise ConfigError(f"parallel.mode: none leaves {world.size} ranks without a task; set fsdp or tp")
-    if parallel.shard_rows and parallel.mode not in ("fsdp", "auto"):
-        raise ConfigError(f"parallel.shard_rows needs parallel.mode fsdp, not {parallel.mode}")
+    check_world(config, world)
     device = local_device(resolve_device(config.general.device), world)
-    return start_group(world, store, device, parallel.backend, parallel.timeout)
+    return start_group(world, store, device, config.parallel.backend, config.parallel.timeout)
 
 
 def _run(config: Config, start: float, group: Group) -> int:
@@ -111,6 +110,28 @@ def _run(config: Config, start: float, group: Group) -> int:
     outcome = run_instance(config, instance, start, files, group)
     if group.rank == 0:
         print(f"verdict: {outcome.verdict.value} ({outcome.reason}) after {time.monotonic() - start:.1f} s")
+    return 0
+
+
+def show_plan(config: Config, request: PlanRequest) -> int:
+    """Print the memory of every parallel mode for the configured instance; returns the exit code.
+
+    Raises:
+        ConfigError: a CSV is configured instead of one instance.
+        LoadError: a file cannot be loaded.
+    """
+    if config.general.csv_name is not None:
+        raise ConfigError("plan looks at one model and property: general.csv_name cannot be planned")
+    model, prop = read_instance(config, _single(config))
+    check(model, prop)
+    named = config.general.device
+    absent = named.startswith("cuda") and request.device_memory is not None  # need not be on this machine
+    device = torch.device(named) if absent else resolve_device(named)
+    plan = make_plan(
+        config, model.graph, prop, request.world_size, device,
+        device_memory=request.device_memory, can_bound=not unsupported(model.graph, REGISTRY),
+    )  # fmt: skip
+    print_plan(plan)
     return 0
 
 
@@ -175,13 +196,13 @@ def _run_batch(config: Config, start: float, files: OutputFiles, group: Group) -
             instance = group.first(partial(_from_row, config, path, number, cells))
             outcome = run_instance(config, instance, begun, files.numbered(number), group)
         except Exception as error:
-            if group.size > 1 and not isinstance(error, VerifierError):
-                raise  # only what every rank was told of leaves them in step
+            if group.size > 1 and exit_code(error) == VerifierError.exit_code:
+                raise  # what every rank was told of leaves them in step; this may be ours alone
             code = code or exit_code(error)
             outcome = Outcome(Verdict.ERROR, describe(error))
             if group.rank == 0:
                 write_results(files.numbered(number).results, Verdict.ERROR)
-            if config.debug.traceback:
+            if config.debug.traceback and group.rank == 0:
                 traceback.print_exception(error)
         rows.append(BatchRow(name, outcome.verdict, time.monotonic() - begun, outcome.reason))
         _log.info("%s: %s (%s)", name, outcome.verdict.value, outcome.reason)

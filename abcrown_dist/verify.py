@@ -60,13 +60,13 @@ def solve(
         with alarm(deadline):
             with progress.phase("load"):
                 problem = load_problem()
-            decide(config, problem, deadline, progress, outcome)
+            decide(problem.config, problem, deadline, progress, outcome)
     except DeadlineExceeded as late:
         if outcome.verdict is Verdict.UNKNOWN:  # the alarm may ring just after the answer
             outcome.verdict, outcome.reason = Verdict.TIMEOUT, str(late)
     except Exception as error:
-        if not is_out_of_memory(error):
-            raise
+        if deadline.shared or not is_out_of_memory(error):
+            raise  # with others waiting for this rank, it ends them all
         outcome.reason = "out of memory"
     return outcome
 
@@ -156,11 +156,14 @@ def _bound(
 def _first_confirmed(
     confirmer: Confirmer | SharedConfirmer, points: Iterable[tuple[int, np.ndarray]]
 ) -> Witness | None:
-    for disjunct, x in points:
-        witness = confirmer.confirm(x, disjunct)
-        if witness is not None:
-            return witness
-    return None
+    try:
+        for disjunct, x in points:
+            witness = confirmer.confirm(x, disjunct)
+            if witness is not None:
+                return witness
+        return None
+    finally:
+        confirmer.release()
 
 
 def _proof(outcome: Outcome) -> str:

@@ -32,12 +32,16 @@ ALLOWED: dict[str, set[str]] = {
         *("attack", "bab", "bounds", "config", "exact", "graph", "options", "problem"),
         *("parallel", "relax", "report", "spec", "util", "weights"),
     },
-    "problem": {"attack", "config", "graph", "parallel", "relax", "spec", "weights"},
+    "plan": {"bab", "bounds", "config", "graph", "options", "spec", "util", "weights"},
+    "problem": {"attack", "config", "graph", "parallel", "plan", "relax", "spec", "weights"},
     "api": {
         *("attack", "bounds", "config", "graph", "problem", "relax"),
         *("report", "spec", "util", "verify", "weights"),
     },
-    "session": {"config", "parallel", "problem", "report", "spec", "util", "verify"},
+    "session": {
+        *("config", "graph", "parallel", "plan", "problem", "relax"),
+        *("report", "spec", "util", "verify"),
+    },
     "cli": {"session", "config", "parallel", "util"},
     "__main__": {"cli", "util"},
     "__init__": set(),

@@ -13,6 +13,7 @@ import pytest
 from abcrown_dist.bounds.settings import METHODS
 from abcrown_dist.config.arguments import build_parser
 from abcrown_dist.config.keys import all_keys
+from abcrown_dist.config.plan_request import build_plan_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -60,7 +61,7 @@ def test_make_targets_exist() -> None:
 
 
 def test_options_and_configurations_exist() -> None:
-    options = set(build_parser()._option_string_actions)
+    options = set(build_parser()._option_string_actions) | set(build_plan_parser()._option_string_actions)
     mentioned = set(re.findall(r"`(--[\w.-]+)", README))
     for words in commands():
         if words[:1] == [".venv/bin/abcrown-dist"]:

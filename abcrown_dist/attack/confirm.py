@@ -32,7 +32,7 @@ class OnnxModel:
     """An ONNX file as a function from the flat input vector to the flat output vector.
 
     Args:
-        path: ONNX file, plain or compressed by gzip. External data is found beside a plain one.
+        path: ONNX file, plain or compressed by gzip. External data is found beside it.
         shapes: shape of each input; by default the file's own, with 1 for every axis left open.
 
     Attributes:
@@ -49,6 +49,8 @@ class OnnxModel:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
+        beside = str(Path(path).resolve().parent)  # where a decompressed model finds its external data
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", beside)
         self._path = path
         try:
             model = gzip.decompress(Path(path).read_bytes()) if str(path).endswith(".gz") else str(path)
@@ -141,6 +143,9 @@ class Confirmer:
         if not all(_fulfilled(disjunct, point, answer) for answer in outputs):
             return None
         return Witness(point, outputs[0].tolist(), disjunct_index)
+
+    def release(self) -> None:
+        """The session stays open: one process has room for the model."""
 
     def _run(self, inputs: np.ndarray) -> np.ndarray:
         outputs = self._model(inputs)

@@ -96,12 +96,10 @@ def concretize(
 
 def identity_rows(weights: Weights, name: str, index: Tensor, sign: Tensor) -> Start:
     """A start of signed identity rows: row i is  sign[i] z_index[i]  over the flat neurons z of a node."""
-    if weights.parts == 1:
-        return {name: OneHot(index, sign)}
     mine, place = weights.locate(name, index)
-    rows = torch.zeros(1, len(index), *weights.shape(name), dtype=weights.dtype, device=weights.device)
-    rows[0, mine, place] = sign[mine].to(weights.dtype)
-    return {name: rows}
+    own_index, own_sign = torch.zeros_like(index), torch.zeros_like(sign)
+    own_index[mine], own_sign[mine] = place, sign[mine]
+    return {name: OneHot(own_index, own_sign)}
 
 
 def sweep(
@@ -237,13 +235,14 @@ class _Walk:
             return
         rate = self.relaxed.sensitivity[node.name]
         if isinstance(rows, OneHot):
-            self.square = self.square + rate.flatten(1)[:, rows.index].square()
+            if rate.numel():
+                self.square = self.square + (rate.flatten(1)[:, rows.index] * rows.sign).square()
         else:
             self.square = self.square + contract(rows.flatten(2).square(), rate.square())
 
     def _dense(self, name: str, rows: Tensor | OneHot) -> Tensor:
         if isinstance(rows, OneHot):
-            return rows.dense(self.graph[name].shape, self.weights.dtype)
+            return rows.dense(self.weights.shape(name), self.weights.dtype)
         return rows
 
 

@@ -8,7 +8,7 @@ shape it is computed in and on nothing else (design section 1).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -64,7 +64,12 @@ def affine_weight_bytes(graph: Graph, dtype: torch.dtype) -> int:
     return sum(graph.constants[key].numel() * dtype.itemsize for key in keys)
 
 
-def state_bytes(graph: Graph, dtype: torch.dtype, domains: int) -> int:
-    """Bytes that are alive beside rows and weights: intervals, lines and sensitivities of all nodes."""
-    kept = sum(node.size for node in graph if classify(node) != "affine")
-    return (_PER_NEURON * kept + sum(node.size for node in graph)) * domains * dtype.itemsize
+def state_bytes(graph: Graph, dtype: torch.dtype, domains: int, own: Mapping[str, int] | None = None) -> int:
+    """Bytes that are alive beside rows and weights: intervals, lines and sensitivities of all nodes.
+
+    Args:
+        own: neurons that a rank holds, by node name; default all.
+    """
+    sizes = {node.name: node.size for node in graph} if own is None else own
+    kept = sum(sizes[node.name] for node in graph if classify(node) != "affine")
+    return (_PER_NEURON * kept + sum(sizes.values())) * domains * dtype.itemsize

@@ -87,7 +87,7 @@ def forward_rows(weights: Weights, inputs: InputSet, relaxed: Relaxed, start: St
     error: Tensor | None = None
     for name, rows in start.items():
         if isinstance(rows, OneHot):
-            rows = rows.dense(weights.graph[name].shape, weights.dtype)
+            rows = rows.dense(weights.shape(name), weights.dtype)
         form, A = forms[name], rows.flatten(2)
         positive, negative = A.clamp(min=0), A.clamp(max=0)
         slopes = positive @ form.low.flatten(2).mT + negative @ form.up.flatten(2).mT

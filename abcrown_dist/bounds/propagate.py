@@ -14,20 +14,17 @@ from abcrown_dist.bounds.backward import Start, identity_rows, lower_bound, row_
 from abcrown_dist.bounds.concretize import InputSet
 from abcrown_dist.bounds.exactness import exact_by_intervals
 from abcrown_dist.bounds.forward import forward_intervals, forward_rows
+from abcrown_dist.bounds.grid import Grid
 from abcrown_dist.bounds.ibp import affine_interval, nonlinear_interval
 from abcrown_dist.bounds.intervals import combine, insert, interval_rows, loose_neurons, lower_always_counts
 from abcrown_dist.bounds.rounding import nonlinear_sensitivity
 from abcrown_dist.bounds.settings import BoundSettings
 from abcrown_dist.bounds.types import Interval, OneHot, Relaxed, RelaxedNode, RowBounds, preactivations
-from abcrown_dist.bounds.workspace import row_bytes
 from abcrown_dist.graph.aten import classify
 from abcrown_dist.graph.ir import Node
 from abcrown_dist.relax import REGISTRY
 from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.weights.base import Weights
-
-_WORKSPACE = 512 << 20  # bytes beside the weights, when no budget is given
-_ROWS_PER_GATHER = 1024  # fewer rows take less time than gathering the weights that they meet
 
 Stop = Callable[[RowBounds, Tensor], bool]
 
@@ -175,7 +172,7 @@ class _Run:
         def rows(piece: Tensor) -> Start:
             return identity_rows(self.weights, name, index[piece], sign[piece])
 
-        return self.in_chunks(len(index), (name,), self.weights.parts == 1, rows, relaxed, method, None)
+        return self.in_chunks(len(index), (name,), True, rows, relaxed, method, None)
 
     def in_chunks(
         self,
@@ -189,7 +186,10 @@ class _Run:
     ) -> RowBounds:
         """Bounds of `count` rows, chunk by chunk; `rows` gives the start of the rows that it is told."""
         weights = self.weights
-        size = self._chunk_size(count, names, one_hot, method)
+        size = Grid(
+            self.settings, weights.graph, weights.dtype, self.inputs.domains, weights.device.type == "cpu",
+            names, optimise=method == "alpha-crown", one_hot=one_hot,
+        ).rows(count)  # fmt: skip
         grid = list(chunks.chunks(torch.arange(count, device=weights.device), size))
         result = torch.zeros(2, self.inputs.domains, count, dtype=weights.dtype, device=weights.device)
         for number, counts in weights.own_chunks(len(grid)):
@@ -217,23 +217,6 @@ class _Run:
                 deadline=self.deadline,
             ).bounds
         return lower_bound(self.weights, start, relaxed, self.inputs)
-
-    def _chunk_size(self, count: int, names: tuple[str, ...], one_hot: bool, method: str) -> int:
-        """Rows per chunk, from the settings' budget and from what is fast; the same on every rank."""
-        graph, dtype, domains = self.weights.graph, self.weights.dtype, self.inputs.domains
-        per_row = row_bytes(graph, names, dtype, domains, optimise=method == "alpha-crown", one_hot=one_hot)
-        limit = self.settings.batch_rows
-        if self.settings.budget is not None:
-            standing = chunks.affine_weight_bytes(graph, dtype) + chunks.state_bytes(graph, dtype, domains)
-            workspace = self.settings.budget - standing
-        else:
-            workspace = _WORKSPACE
-            if self.weights.device.type == "cpu":
-                fitting = chunks.rows_in_cache(graph, names, dtype, domains)
-                limit = min(limit, max(fitting, _ROWS_PER_GATHER) if self.settings.gathered else fitting)
-        if self.settings.shard_rows:
-            limit = min(limit, chunks.rows_to_deal(count))
-        return chunks.chunk_size(count, per_row, workspace, limit)
 
 
 def _content(stop: Stop, rows: Tensor, best: RowBounds) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -31,17 +32,20 @@ class Interval:
 
 @dataclass(frozen=True)
 class OneHot:
-    """R identity rows, not yet written out: row i is sign[i] e_index[i] over a node's flat neurons."""
+    """R identity rows, not yet written out: row i is sign[i] e_index[i] over a node's own flat neurons.
+
+    Sign 0 and index 0 stand for a neuron that another rank owns.
+    """
 
     index: Tensor
     sign: Tensor
 
     def dense(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The rows (1, R, *shape)."""
-        rows = torch.zeros(
-            len(self.index), Node("", "", (), shape).size, dtype=dtype, device=self.index.device
-        )
-        rows.scatter_(1, self.index[:, None], self.sign[:, None].to(dtype))
+        size = math.prod(shape)
+        rows = torch.zeros(len(self.index), size, dtype=dtype, device=self.index.device)
+        if size:
+            rows.scatter_(1, self.index[:, None], self.sign[:, None].to(dtype))
         return rows.reshape(1, len(self.index), *shape)
 
 

@@ -20,6 +20,9 @@ _DESCRIPTION = (
     "unsat, unknown or timeout."
 )
 _EPILOG = """\
+`abcrown-dist plan --config FILE --world-size P` foretells memory per rank and recommends a
+parallel.mode instead of verifying (see `abcrown-dist plan --help`).
+
 Every key can be set by its full name (--section.key VALUE or --section.key=VALUE), as well as in
 YAML; the command line beats YAML, which beats the defaults.
 
@@ -49,7 +52,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[str | None, dict[str, Entry]]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Parser with one argument per key. It hands on words; the keys' kinds read them."""
-    parser = _Parser(
+    parser = Parser(
         prog="abcrown-dist",
         usage="%(prog)s [--config FILE] [--onnx_path FILE --vnnlib_path FILE] [--section.key VALUE ...]",
         description=_DESCRIPTION,
@@ -71,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Parser whose errors are the program's own, in one line."""
 
     def error(self, message: str) -> NoReturn:

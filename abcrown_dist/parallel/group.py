@@ -8,7 +8,8 @@ and reduces into slices beat `reduce_scatter_tensor` likewise; uneven pieces wor
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,7 +17,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from abcrown_dist.util.errors import VerifierError, describe, exit_code, is_out_of_memory
+
 T = TypeVar("T")
+
+
+class RankLost(VerifierError):
+    """Another rank died, or did not join a collective in time: no rank can go on. Exit code 4."""
+
+
+class FirstRankFailed(VerifierError):
+    """Rank 0 stopped with an error, which it reports itself; the others end with its exit code."""
+
+    def __init__(self, code: int, text: str = "rank 0 stopped with an error") -> None:
+        super().__init__(text)
+        self.exit_code = code
 
 
 @dataclass
@@ -34,55 +49,72 @@ class Traffic:
 class Pending:
     """A collective under way. `wait` ends it; the memory it fills must not be touched before."""
 
-    def __init__(
-        self, works: Sequence[Any], traffic: Traffic, finish: Callable[[], None] | None = None
-    ) -> None:
-        self._works, self._traffic, self._finish = works, traffic, finish
+    def __init__(self, works: Sequence[Any], group: Group) -> None:
+        self._works, self._group = works, group
 
     def wait(self) -> None:
-        """Block until the result is there (on CUDA: until the stream may use it)."""
+        """Block until the result is there (on CUDA: until the stream may use it).
+
+        Raises:
+            RankLost: another rank did not join in.
+        """
         begun = time.perf_counter()
-        for work in self._works:
-            work.wait()
+        with self._group.together():
+            for work in self._works:
+                work.wait()
         self._works = ()
-        self._traffic.seconds += time.perf_counter() - begun
-        if self._finish is not None:
-            self._finish()
-            self._finish = None
+        self._group.traffic.seconds += time.perf_counter() - begun
 
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that act together, seen from one of them.
+    """Ranks that act together, seen from one of them. Every method but `together` is for all to call.
 
     Attributes:
         rank, size: this rank's place, and how many there are.
         handle: torch's process group, None for a group of one.
+        timeout: seconds that a collective waits for the other ranks.
+        traffic: what collectives have cost so far.
     """
 
     rank: int = 0
     size: int = 1
     handle: Any = None
+    timeout: float = 600.0
     traffic: Traffic = field(default_factory=Traffic, compare=False)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Context for what all ranks do together: the backend's errors become `RankLost`."""
+        try:
+            yield
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise RankLost(
+                f"rank {self.rank}: another rank died or fell behind "
+                f"(parallel.timeout {self.timeout:g} s): {describe(error)}"
+            ) from error
 
     def gather(self, own: Tensor, buffer: Tensor, bounds: Sequence[int]) -> Pending:
         """Fill the flat `buffer` with every rank's piece, rank r's at bounds[r]:bounds[r + 1]."""
         buffer[bounds[self.rank] : bounds[self.rank + 1]].copy_(own)
         if self.size == 1:
-            return Pending((), self.traffic)
+            return Pending((), self)
         self.traffic.bytes += (buffer.numel() - own.numel()) * buffer.element_size()
         pieces = [buffer[bounds[r] : bounds[r + 1]] for r in range(self.size)]
         if self._fused and len({piece.numel() for piece in pieces}) == 1:
             source = pieces[self.rank].clone()
-            return Pending(
-                [dist.all_gather_into_tensor(buffer, source, self.handle, async_op=True)], self.traffic
-            )
-        works = [
-            dist.broadcast(piece, self._global(r), group=self.handle, async_op=True)
-            for r, piece in enumerate(pieces)
-            if piece.numel()
-        ]
-        return Pending(works, self.traffic)
+            with self.together():
+                work = dist.all_gather_into_tensor(buffer, source, self.handle, async_op=True)
+            return Pending([work], self)
+        with self.together():
+            works = [
+                dist.broadcast(piece, self._global(r), group=self.handle, async_op=True)
+                for r, piece in enumerate(pieces)
+                if piece.numel()
+            ]
+        return Pending(works, self)
 
     def reduce_scatter(self, parts: Sequence[Tensor]) -> Tensor:
         """Sum over ranks of parts[r], for this rank's own r. `parts` is used up."""
@@ -92,24 +124,28 @@ class Group:
         self.traffic.bytes += own.numel() * own.element_size() * (self.size - 1)
         if self._fused and len({part.shape for part in parts}) == 1:
             result = torch.empty_like(own)
-            work = dist.reduce_scatter(result, list(parts), group=self.handle, async_op=True)
-            Pending([work], self.traffic).wait()
+            with self.together():
+                work = dist.reduce_scatter(result, list(parts), group=self.handle, async_op=True)
+            Pending([work], self).wait()
             return result
-        works = [
-            dist.reduce(part, self._global(r), group=self.handle, async_op=True)
-            for r, part in enumerate(parts)
-            if part.numel()
-        ]
-        Pending(works, self.traffic).wait()
+        with self.together():
+            works = [
+                dist.reduce(part, self._global(r), group=self.handle, async_op=True)
+                for r, part in enumerate(parts)
+                if part.numel()
+            ]
+        Pending(works, self).wait()
         return own
 
     def total(self, value: Tensor) -> Tensor:
-        """Sum over ranks; the same bits on all of them."""
+        """Sum over ranks; the same bits on all of them. `value` is used up."""
         if self.size == 1:
             return value
         result = value.contiguous()
         self.traffic.bytes += result.numel() * result.element_size()
-        Pending([dist.all_reduce(result, group=self.handle, async_op=True)], self.traffic).wait()
+        with self.together():
+            work = dist.all_reduce(result, group=self.handle, async_op=True)
+        Pending([work], self).wait()
         return result
 
     def all_true(self, flag: bool) -> bool:
@@ -126,30 +162,39 @@ class Group:
             assert value is not None
             return value
         box = [value]
-        dist.broadcast_object_list(box, self._global(source), group=self.handle, device=self._device)
+        with self.together():
+            dist.broadcast_object_list(box, self._global(source), group=self.handle, device=self._device)
         return box[0]  # type: ignore[return-value]
 
     def first(self, make: Callable[[], T]) -> T:
-        """`make()` on rank 0, its result (picklable) on every rank; an error is raised on all."""
+        """`make()` on rank 0, its result (picklable) on every rank.
+
+        Raises:
+            FirstRankFailed: on the other ranks, where rank 0 raises what `make` did.
+        """
         if self.size == 1:
             return make()
-        found: tuple[T | None, BaseException | None] = (None, None)
-        if self.rank == 0:
-            try:
-                found = (make(), None)
-            except Exception as failure:
-                found = (None, failure)
-        value, error = self.share(found)
-        if error is not None:
-            raise error
-        return value  # type: ignore[return-value]
+        if self.rank > 0:
+            answer: tuple[int | None, str, Any] = self.share(None)
+            code, text, value = answer
+            if code is not None:
+                raise FirstRankFailed(code, text)
+            return value
+        try:
+            value = make()
+        except Exception as error:
+            self.share((exit_code(error), describe(error), None))
+            raise
+        self.share((None, "", value))
+        return value
 
     def send_from_first(self, value: Tensor | None, like: Tensor) -> Tensor:
         """Rank 0's tensor on every rank, written into `like`."""
         if value is not None:
             like.copy_(value)
         if self.size > 1:
-            dist.broadcast(like, self._global(0), group=self.handle)
+            with self.together():
+                dist.broadcast(like, self._global(0), group=self.handle)
         return like
 
     def scatter_from_first(self, pieces: Sequence[Tensor] | None, own: Tensor) -> Tensor:
@@ -158,26 +203,31 @@ class Group:
             assert pieces is not None
             return own.copy_(pieces[0])
         listed = None if pieces is None else [piece.contiguous() for piece in pieces]
-        dist.scatter(own, listed, self._global(0), group=self.handle)
+        with self.together():
+            dist.scatter(own, listed, self._global(0), group=self.handle)
         return own
 
     def deal(self, pieces: Sequence[Tensor] | None, own: Tensor) -> Tensor:
         """Rank r receives rank 0's pieces[r] in `own`, whose shapes may differ."""
         if self.rank == 0:
             assert pieces is not None
-            for rank in range(1, self.size):
-                if pieces[rank].numel():
-                    dist.send(pieces[rank], self._global(rank), group=self.handle)
+            with self.together():
+                for rank in range(1, self.size):
+                    if pieces[rank].numel():
+                        dist.send(pieces[rank], self._global(rank), group=self.handle)
             return own.copy_(pieces[0])
         if own.numel():
-            dist.recv(own, self._global(0), group=self.handle)
+            with self.together():
+                dist.recv(own, self._global(0), group=self.handle)
         return own
 
     def _vote(self, flag: bool, operation: Any) -> bool:
         if self.size == 1:
             return flag
         vote = torch.tensor([int(flag)], device=self._device)
-        Pending([dist.all_reduce(vote, operation, group=self.handle, async_op=True)], self.traffic).wait()
+        with self.together():
+            work = dist.all_reduce(vote, operation, group=self.handle, async_op=True)
+        Pending([work], self).wait()
         return bool(vote.item())
 
     def _global(self, rank: int) -> int:

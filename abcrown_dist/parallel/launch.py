@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -17,12 +18,15 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from abcrown_dist.parallel.group import ALONE, Group
-from abcrown_dist.util.errors import ConfigError, VerifierError, exit_code
+from abcrown_dist.config import Config
+from abcrown_dist.config.resolve import resolve_device
+from abcrown_dist.parallel.group import ALONE, FirstRankFailed, Group, RankLost
+from abcrown_dist.util.errors import ConfigError, describe, exit_code
 
 T = TypeVar("T")
 _KEY = "abcrown_dist/configuration"
 _WAIT = timedelta(minutes=5)  # for rank 0 to read the configuration
+_FAREWELL = timedelta(seconds=30)  # for the others to hear that rank 0 could not
 
 
 @dataclass(frozen=True)
@@ -52,17 +56,26 @@ class World:
         return cls(rank, size, local)
 
 
-class FirstRankFailed(VerifierError):
-    """Rank 0 stopped with an error, which it has reported; the others end with its exit code."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__("rank 0 stopped with an error")
-        self.exit_code = code
+@contextmanager
+def _meeting(world: World) -> Iterator[None]:
+    """Context for what ranks do before there is a group."""
+    try:
+        yield
+    except RuntimeError as error:  # all errors of torch's stores
+        raise RankLost(f"rank {world.rank}: the ranks did not find each other: {describe(error)}") from error
 
 
 def open_store(world: World) -> Any:
-    """The store through which the ranks find each other (torchrun's environment)."""
-    store, _, _ = next(dist.rendezvous("env://", world.rank, world.size, timeout=_WAIT))
+    """The store through which the ranks find each other (torchrun's environment).
+
+    Raises:
+        RankLost: nobody answers there.
+    """
+    with _meeting(world):
+        try:
+            store, _, _ = next(dist.rendezvous("env://", world.rank, world.size, timeout=_WAIT))
+        except ValueError as error:  # MASTER_ADDR or MASTER_PORT is missing
+            raise ConfigError(f"WORLD_SIZE is {world.size}, but {describe(error)}") from None
     return store
 
 
@@ -71,21 +84,49 @@ def from_first_rank(world: World, store: Any, make: Callable[[], T]) -> T:
 
     Raises:
         FirstRankFailed: on the other ranks, when rank 0 could not make it.
+        RankLost: rank 0 sends nothing.
     """
     if world.rank > 0:
-        store.wait([_KEY], _WAIT)
-        failed, value = pickle.loads(store.get(_KEY))
-        if failed is not None:
-            raise FirstRankFailed(failed)
+        with _meeting(world):
+            store.wait([_KEY], _WAIT)
+            code, value = pickle.loads(store.get(_KEY))
+            store.set(f"{_KEY}/{world.rank}", "read")
+        if code is not None:
+            raise FirstRankFailed(code)
         return value
     try:
         value = make()
     except BaseException as error:
         code = error.code if isinstance(error, SystemExit) else exit_code(error)
         store.set(_KEY, pickle.dumps((code if isinstance(code, int) else 0, None)))
+        _wait_until_read(world, store)
         raise
     store.set(_KEY, pickle.dumps((None, value)))
     return value
+
+
+def _wait_until_read(world: World, store: Any) -> None:
+    """Stay while others read, for a little while: without torchrun's agent the store ends with rank 0."""
+    with suppress(RuntimeError):
+        store.wait([f"{_KEY}/{rank}" for rank in range(1, world.size)], _FAREWELL)
+
+
+def check_world(config: Config, world: World) -> None:
+    """Check that `parallel` fits the ranks that there are.
+
+    Raises:
+        ConfigError: degrees that do not multiply to the number of ranks, ranks without a task, or a
+            backend that the device does not have.
+    """
+    parallel = config.parallel
+    if parallel.shards not in ("auto", world.size):
+        raise ConfigError(f"parallel.shards: {parallel.shards} does not fit {world.size} rank(s) of torchrun")
+    if world.size > 1 and parallel.mode == "none":
+        raise ConfigError(f"parallel.mode: none leaves {world.size} ranks without a task; set fsdp or tp")
+    if parallel.shard_rows and parallel.mode not in ("fsdp", "auto"):
+        raise ConfigError(f"parallel.shard_rows needs parallel.mode fsdp, not {parallel.mode}")
+    if parallel.backend == "nccl" and world.size > 1 and resolve_device(config.general.device).type != "cuda":
+        raise ConfigError("parallel.backend: nccl needs general.device cuda")
 
 
 def start_group(world: World, store: Any, device: torch.device, backend: str, timeout: float) -> Group:
@@ -98,13 +139,12 @@ def start_group(world: World, store: Any, device: torch.device, backend: str, ti
     if world.size == 1:
         return ALONE
     chosen = backend if backend != "auto" else "nccl" if device.type == "cuda" else "gloo"
-    if chosen == "nccl" and device.type != "cuda":
-        raise ConfigError("parallel.backend: nccl needs general.device cuda")
-    dist.init_process_group(
-        chosen, store=dist.PrefixStore("group", store), rank=world.rank, world_size=world.size,
-        timeout=timedelta(seconds=timeout),
-    )  # fmt: skip
-    return Group(world.rank, world.size, dist.group.WORLD)
+    with _meeting(world):
+        dist.init_process_group(
+            chosen, store=dist.PrefixStore("group", store), rank=world.rank, world_size=world.size,
+            timeout=timedelta(seconds=timeout),
+        )  # fmt: skip
+    return Group(world.rank, world.size, dist.group.WORLD, timeout)
 
 
 def local_device(device: torch.device, world: World) -> torch.device:
@@ -117,6 +157,6 @@ def local_device(device: torch.device, world: World) -> torch.device:
 
 
 def stop_group(group: Group) -> None:
-    """Leave the group."""
+    """Leave the group, in good order. After a failure, do not: it waits for collectives under way."""
     if group.size > 1 and dist.is_initialized():
         dist.destroy_process_group()

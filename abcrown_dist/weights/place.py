@@ -30,6 +30,6 @@ def place_weights(
     """
     if mode == "fsdp":
         return ShardedWeights(graph, group, dtype, device, prefetch, shard_rows)
-    if mode == "tp":
+    if mode == "tp" and group.size > 1:
         return TensorParallelWeights(graph, group, dtype, device)
     return LocalWeights(graph, dtype, device)

@@ -136,7 +136,7 @@ class TensorParallelWeights:
         elif how in ("neurons", "channels"):
             yield _OwnOutputs(self, node, self._inner(node, ends), before[0])
         elif how == "pooled":
-            yield _Pooled(*self._pooled(node, ends, before[0]))
+            yield self._pooled(node, ends, before[0])
         else:
             yield self._local(node)
 
@@ -193,16 +193,18 @@ class TensorParallelWeights:
         part = replace(node, shape=own)
         return AtenMap(part, (own,) * len(node.inputs), constants, self.dtype, self.device)
 
-    def _pooled(self, node: Node, ends: Ends, before: Ends) -> tuple[AtenMap, tuple[int, ...]]:
+    def _pooled(self, node: Node, ends: Ends, before: Ends) -> AffineMap:
+        """The map of a channelwise node on own channels."""
         source = self.graph[node.inputs[0]]
 
         def own_shape(full: Node, cut: Ends) -> tuple[int, ...]:
             channels = (cut[self.group.rank + 1] - cut[self.group.rank]) // math.prod(full.shape[2:])
             return (full.shape[0], channels, *full.shape[2:])
 
-        part = replace(node, shape=own_shape(node, ends))
-        in_shape = own_shape(source, before)
-        return AtenMap(part, (in_shape,), {}, self.dtype, self.device), in_shape
+        part, in_shape = replace(node, shape=own_shape(node, ends)), own_shape(source, before)
+        if not part.size:  # pooling refuses images without channels
+            return ReshapeMap((0,), (0,))
+        return _Pooled(AtenMap(part, (in_shape,), {}, self.dtype, self.device), in_shape)
 
     def _gather(self, own: Tensor, ends: Ends) -> Tensor:
         """(..., own) -> (..., all neurons)."""
@@ -259,6 +261,7 @@ class _OwnOutputs(AffineMap):
                 partial = self.inner.transpose(A[tile].reshape(-1, *self.out_shape))[0].flatten(1)
             parts = [partial[:, self.before[r] : self.before[r + 1]].contiguous() for r in range(size)]
             result[tile] = self.weights.group.reduce_scatter(parts)
+            del partial, parts  # before the next tile exists
         return (result,)
 
     def offset(self) -> Tensor | None:

@@ -33,6 +33,8 @@ def longest_sum(node: Node, in_shapes: Sequence[tuple[int, ...]], constants: Map
             for make in (torch.ones, torch.zeros)
         )
     counts = (at_one - at_zero).nan_to_num(nan=1)  # an infinite offset, as of `masked_fill`
+    if not counts.numel():  # a rank without own neurons
+        return 1
     return max(1, math.ceil(float(counts.max()) - 1e-3))
 
 
