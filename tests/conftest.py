@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.parallel.pool import pools
+
+__all__ = ["pools"]  # one pool of spawned ranks per size for the whole session
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

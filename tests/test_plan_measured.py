@@ -26,9 +26,6 @@ from abcrown_dist.weights.footprint import Mode, footprint
 from abcrown_dist.weights.fsdp import without_values
 from abcrown_dist.weights.place import place_weights
 from tests.bounds import zoo
-from tests.parallel.pool import pools
-
-__all__ = ["pools"]
 
 TOLERANCE = 0.15
 NONE, FSDP, ROWS, TP = Choice("none"), Choice("fsdp"), Choice("fsdp", True), Choice("tp")

@@ -50,7 +50,9 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 
 def _same_last_part(name: str) -> list[str]:
-    return [key for key in all_keys() if _last(key) == _last(name)]
+    same = [key for key in all_keys() if _last(key) == _last(name)]
+    # Who misplaces a key most likely means alpha-beta-CROWN's, not one of our own section.
+    return [key for key in same if not key.startswith("parallel.")] or same
 
 
 def _last(name: str) -> str:

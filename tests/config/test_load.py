@@ -102,7 +102,7 @@ def test_words_become_values(words: list[str], expected: dict[str, object]) -> N
         ),
         (["--bab.branching.method", "kfsb"], "bab.branching.method is a key of alpha-beta-CROWN that"),
         (["--complete_verifier", "mip"], "general.complete_verifier: 'mip' is not implemented yet"),
-        (["--parallel.mode", "fsdp"], "parallel.mode: 'fsdp' is not implemented yet; expected none"),
+        (["--parallel.mode", "pp"], "parallel.mode: expected one of none, fsdp, tp, auto, got 'pp'"),
         (["--config", "nowhere"], "no configuration nowhere: looked for it as a path and under"),
     ],
 )
