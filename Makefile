@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The console script is written last by pip: it stands for a finished installation.
 INSTALLED := $(BIN)/abcrown-dist
 
-.PHONY: install test test-all check benchmark benchmark-sharding standin clean
+.PHONY: install test test-all test-huge check benchmark benchmark-sharding standin clean
 
 install: $(INSTALLED)
 
@@ -16,10 +16,14 @@ $(INSTALLED): setup.py pyproject.toml
 
 # Unit tests, without those marked slow.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not huge"
 
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not huge"
+
+# Widths of the sharding benchmark; the better part of an hour on two cores.
+test-huge: $(INSTALLED)
+	$(BIN)/python -m pytest -m huge
 
 # Style, types, and the direction of imports.
 check: $(INSTALLED)

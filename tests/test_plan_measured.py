@@ -195,15 +195,14 @@ def rest_of_all(group: Group) -> dict[tuple[str, Mode], int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("size", "case"), [*cases(256, 4, [4]), *cases(1024, 4), *cases(1024, 8), *cases(4096, 4)]
-)
+@pytest.mark.parametrize(("size", "case"), [*cases(256, 4, [4]), *cases(1024, 4), *cases(1024, 8)])
 def test_networks_of_the_benchmark(size: int, case: Case, pools: Any) -> None:
     check(case, size, pools)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("size", "case"), cases(4096, 8))
-def test_the_largest_network_of_the_benchmark(size: int, case: Case, pools: Any) -> None:
-    """Half an hour on two cores."""
+@pytest.mark.huge
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("size", "case"), [*cases(4096, 4), *cases(4096, 8)])
+def test_the_largest_networks_of_the_benchmark(size: int, case: Case, pools: Any) -> None:
+    """Minutes each: `make test-huge`."""
     check(case, size, pools)
