@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from abcrown_dist.bounds import chunks
-from abcrown_dist.bounds.settings import BoundSettings
+from abcrown_dist.bounds.settings import AUTOMATIC, BoundSettings
 from abcrown_dist.bounds.workspace import row_bytes
 from abcrown_dist.graph.ir import Graph
 
@@ -57,6 +57,8 @@ class Grid:
 
     def _limit(self, count: int) -> int:
         limit = self.settings.batch_rows
+        if limit < AUTOMATIC:
+            return limit  # the user's own grid
         if self.settings.budget is None and self.on_cpu:
             fitting = chunks.rows_in_cache(self.graph, self.start, self.dtype, self.domains)
             limit = min(limit, max(fitting, _ROWS_PER_GATHER) if self.settings.gathered else fitting)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from abcrown_dist.bounds.alpha import AlphaSettings
 
+AUTOMATIC = 1_000_000_000  # rows: alpha-beta-CROWN's default, which stands for no limit there
+
 # Method of the user's choice -> (method for pre-activations, method for the final rows).
 METHODS: dict[str, tuple[str, str]] = {
     "ibp": ("ibp", "ibp"),
@@ -28,7 +30,7 @@ class BoundSettings:
         alpha: how slopes are optimised.
         compare_with_ibp: intersect pre-activation bounds with interval bounds. Tighter row by row,
             though single rows downstream can loosen (CROWN is not monotone at a fixed slope rule).
-        batch_rows: most rows of a coefficient matrix at once.
+        batch_rows: most rows of a coefficient matrix at once; `AUTOMATIC` or more for what is fast.
         budget: bytes that a pass may use, weights included; None for 512 MiB beside the weights.
         gathered: every visit of a layer gathers its weights, so that chunks should be large.
         shard_rows: chunks are dealt out over ranks, so that there should be several.
@@ -40,7 +42,7 @@ class BoundSettings:
     method: str = "crown"
     alpha: AlphaSettings = field(default_factory=AlphaSettings)
     compare_with_ibp: bool = True
-    batch_rows: int = 1_000_000_000
+    batch_rows: int = AUTOMATIC
     budget: int | None = None
     gathered: bool = False
     shard_rows: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
 from abcrown_dist.config.schema import Bab
@@ -27,12 +28,18 @@ def resolve_device(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         if count == 0:
-            _log.info("no CUDA device found: computing on the CPU")
+            _say_cpu()
         return torch.device("cuda" if count else "cpu")
     device = torch.device(name)
     if (device.index or 0) >= count:
         raise ConfigError(f"general.device: {name} asked for, but torch finds {count or 'no'} CUDA device(s)")
     return device
+
+
+@cache
+def _say_cpu() -> None:
+    """Once a process, however often the device is asked for."""
+    _log.info("no CUDA device found: computing on the CPU")
 
 
 def resolve_dtype(double_fp: bool) -> torch.dtype:

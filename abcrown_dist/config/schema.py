@@ -182,7 +182,10 @@ class Crown(Section):
     """Backward bound propagation (CROWN)."""
 
     batch_size: int = key(
-        1_000_000_000, Int(1), "Most rows of coefficient matrices propagated at once.", "crown_batch_size"
+        1_000_000_000,
+        Int(1),
+        "Most rows of coefficient matrices propagated at once; the default leaves it to what is fast.",
+        "crown_batch_size",
     )
     memory_budget: int | None = key(
         None,
