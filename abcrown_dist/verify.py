@@ -138,6 +138,7 @@ def _bound(
             batch_size=batch_size,
             largest=largest,
             deadline=deadline,
+            model_dtype=problem.model.dtype,
         )
         for index, margins in found.margins.items():
             refuted = index in found.refuted

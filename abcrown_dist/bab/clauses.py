@@ -52,7 +52,13 @@ class Clauses:
         return wanted <= set(owners[proven].tolist())
 
 
-def batches(prop: Property, weights: Weights, wanted: Sequence[int], batch_size: int) -> Iterator[Clauses]:
+def batches(
+    prop: Property,
+    weights: Weights,
+    wanted: Sequence[int],
+    batch_size: int,
+    model_dtype: torch.dtype | None = None,
+) -> Iterator[Clauses]:
     """Cut the disjuncts `wanted` into batches of at most `batch_size` boxes.
 
     Boxes with similar numbers of rows come together, so that padding stays small. Disjuncts without
@@ -67,10 +73,15 @@ def batches(prop: Property, weights: Weights, wanted: Sequence[int], batch_size:
     groups.sort(key=lambda group: group[0])
     for first in range(0, len(groups), batch_size):
         part = groups[first : first + batch_size]
-        yield _stack(prop, weights, [(box, mine) for _, box, mine in part])
+        yield _stack(prop, weights, [(box, mine) for _, box, mine in part], model_dtype or weights.dtype)
 
 
-def _stack(prop: Property, weights: Weights, groups: list[tuple[DecimalBox, list[int]]]) -> Clauses:
+def _stack(
+    prop: Property,
+    weights: Weights,
+    groups: list[tuple[DecimalBox, list[int]]],
+    model_dtype: torch.dtype,
+) -> Clauses:
     count = max(sum(len(prop.disjuncts[index].rhs) for index in mine) for _, mine in groups)
     C = np.zeros((len(groups), count, prop.num_outputs))
     mentions_inputs = any(prop.disjuncts[index].D is not None for _, mine in groups for index in mine)
@@ -86,6 +97,7 @@ def _stack(prop: Property, weights: Weights, groups: list[tuple[DecimalBox, list
             if item.D is not None:
                 D[b, here] = item.D
             row = here.stop
+    _normalise(C, D, rhs)
     rows: dict[str, Tensor] = {}
     lost: dict[str, Tensor] = {}
     for values, split in ((C, _split_outputs), (D, split_inputs)):
@@ -95,9 +107,9 @@ def _stack(prop: Property, weights: Weights, groups: list[tuple[DecimalBox, list
             # 2^-53: C and D were rounded to float64 before.
             gap = (exact - cast.double()).abs() + 2.0**-53 * exact.abs()
             _accumulate(rows, _own(split(weights.graph, cast), weights))
-            _accumulate(lost, _own(split(weights.graph, gap.to(weights.dtype)), weights))
+            _accumulate(lost, _own(split(weights.graph, round_up(gap, weights.dtype)), weights))
     return Clauses(
-        box=_cast_boxes([box for box, _ in groups], weights),
+        box=_cast_boxes([box for box, _ in groups], weights, model_dtype),
         rows=rows,
         lost=lost,
         rhs=torch.from_numpy(rhs).to(weights.device),
@@ -105,10 +117,22 @@ def _stack(prop: Property, weights: Weights, groups: list[tuple[DecimalBox, list
     )
 
 
-def _cast_boxes(boxes: Sequence[DecimalBox], weights: Weights) -> Box:
+def _normalise(C: np.ndarray, D: np.ndarray, rhs: np.ndarray) -> None:
+    """Scale rows whose coefficients float32 cannot hold, in place, by powers of two."""
+    largest = np.maximum(np.abs(C).max(axis=2, initial=0), np.abs(D).max(axis=2, initial=0))
+    extreme = (largest > 0) & ((largest < 1e-20) | (largest > 1e20))
+    power = np.where(extreme, np.exp2(-np.floor(np.log2(np.where(extreme, largest, 1)))), 1)
+    C *= power[..., None]
+    D *= power[..., None]
+    rhs *= power
+
+
+def _cast_boxes(boxes: Sequence[DecimalBox], weights: Weights, model_dtype: torch.dtype) -> Box:
+    """Boxes that hold every point of the model's own dtype that a decimal of the box is cast to."""
     ends = [box.outward() for box in boxes]
-    lower = round_down(torch.from_numpy(np.stack([low for low, _ in ends])), weights.dtype)
-    upper = round_up(torch.from_numpy(np.stack([high for _, high in ends])), weights.dtype)
+    lower = round_down(torch.from_numpy(np.stack([low for low, _ in ends])), model_dtype).double()
+    upper = round_up(torch.from_numpy(np.stack([high for _, high in ends])), model_dtype).double()
+    lower, upper = round_down(lower, weights.dtype), round_up(upper, weights.dtype)
     graph = weights.graph
     return Box(_own(split_inputs(graph, lower), weights), _own(split_inputs(graph, upper), weights))
 

@@ -56,6 +56,7 @@ def refute(
     batch_size: int,
     largest: float,
     deadline: Deadline,
+    model_dtype: torch.dtype | None = None,
 ) -> Refutation:
     """Bound the disjuncts `wanted` with one method.
 
@@ -65,12 +66,14 @@ def refute(
         largest: greatest finite number of the model's own dtype. A network that may exceed it
             computes infinities where real arithmetic does not, so that bounds prove nothing.
 
+        model_dtype: type in which the model takes its inputs; default that of the weights.
+
     Raises:
         DeadlineExceeded: between two chunks of rows.
     """
     result = Refutation()
     with torch.no_grad():
-        for clauses in batches(prop, weights, wanted, batch_size):
+        for clauses in batches(prop, weights, wanted, batch_size, model_dtype):
             deadline.check()
             relaxed = bound_intermediate(weights, clauses.box, settings, deadline)
             sane = _stays_finite(weights, relaxed, largest)[:, None]

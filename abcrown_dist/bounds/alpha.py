@@ -107,7 +107,7 @@ def maximise(
         linear = back_substitute(weights, start, relaxed, alphas=alphas)
         return Optimised(concretize(weights, linear, inputs), alphas if keep_alphas else {})
     search = _Search(alphas, relaxed, settings, keep_alphas)
-    finished = False
+    finished = all_finished = False
     for step in range(settings.iteration):
         # Rounding depends little on the slopes: where no verdict hangs on every step, the first pass
         # and the last measure it for all of them.
@@ -121,14 +121,14 @@ def maximise(
             search.move(slopes)
         del slopes  # before the next ones exist
         # Ranks that share weights pass them together: who is done goes on until all are.
-        if weights.group.all_true(finished):
+        all_finished = weights.group.all_true(finished)
+        if all_finished:
             break
         if deadline is not None:
             deadline.check()
-    else:
+    if stop is None or not all_finished:
         last = concretize(weights, back_substitute(weights, start, relaxed, alphas=alphas), inputs)
-        if not finished:
-            search.record(last)
+        search.record(last)
     return Optimised(search.best, search.best_alphas)
 
 

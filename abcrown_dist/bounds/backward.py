@@ -8,6 +8,7 @@ upper bound is minus the lower bound of the negated row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -90,8 +91,11 @@ def concretize(
     last = torch.zeros_like(lower)
     for name, part in linear.A.items():
         last = last + contract(part.flatten(2).abs(), inputs.rounding(name))
-    lower, square, last = weights.total(torch.stack([lower, linear.square.expand_as(lower), last]))
-    return RowBounds(lower, square.sqrt() + last)
+    parts = torch.stack([lower.double(), linear.square.expand_as(lower), last.double()])
+    lower, square, last = weights.total(parts)
+    # What rounds to zero in single steps is still there: no error is below the smallest of them.
+    floor = math.sqrt(torch.finfo(weights.dtype).tiny) * 1e-3
+    return RowBounds(lower.to(weights.dtype), (square.sqrt() + last + floor).to(weights.dtype))
 
 
 def identity_rows(weights: Weights, name: str, index: Tensor, sign: Tensor) -> Start:
@@ -172,7 +176,7 @@ class _Walk:
             count = len(rows.index) if isinstance(rows, OneHot) else rows.shape[1]
             device, dtype = self.weights.device, self.weights.dtype
             self.bias = torch.zeros(1, count, dtype=dtype, device=device)
-            self.square = torch.zeros(1, count, dtype=dtype, device=device)
+            self.square = torch.zeros(1, count, dtype=torch.float64, device=device)
         if name in self.pending:
             rows = self._dense(name, self.pending.pop(name)) + self._dense(name, rows)
         self.pending[name] = rows
@@ -236,9 +240,12 @@ class _Walk:
         rate = self.relaxed.sensitivity[node.name]
         if isinstance(rows, OneHot):
             if rate.numel():
-                self.square = self.square + (rate.flatten(1)[:, rows.index] * rows.sign).square()
-        else:
-            self.square = self.square + contract(rows.flatten(2).square(), rate.square())
+                self.square = self.square + (rate.flatten(1)[:, rows.index] * rows.sign).double().square()
+        elif rate.numel():
+            # Relative to the largest rate and in float64: squares must not vanish by underflow.
+            top = rate.amax().clamp(min=torch.finfo(rate.dtype).tiny)
+            square = contract(rows.flatten(2).square(), (rate / top).square()).double()
+            self.square = self.square + square * top.double().square()
 
     def _dense(self, name: str, rows: Tensor | OneHot) -> Tensor:
         if isinstance(rows, OneHot):

@@ -45,7 +45,7 @@ def affine_interval(
         # Errors of different neurons add up like independent ones; those of interval bounds are
         # not quite independent, which a factor of 2 per layer makes up for.
         inherited = 4 * affine.squared(*(x.error.square() for x in operands))
-        return Interval(lower, upper, (inherited + sensitivity.square()).sqrt()), sensitivity
+        return Interval(lower, upper, torch.hypot(inherited.sqrt(), sensitivity)), sensitivity
 
 
 def nonlinear_interval(node: Node, operand: Interval) -> Interval:

@@ -96,7 +96,7 @@ def _rounds(node: Node) -> bool:
     dtype = node.kwargs.get("dtype")
     if node.kwargs.get("rounding_mode") is not None:
         return True
-    return isinstance(dtype, torch.dtype) and not dtype.is_floating_point
+    return isinstance(dtype, torch.dtype) and dtype not in (torch.float32, torch.float64)
 
 
 def _pads_with_infinity(node: Node) -> bool:

@@ -38,9 +38,9 @@ def addmm(build: Rebuild, node: Node) -> str | None:
         return None
     alpha, beta = float(node.kwargs.get("alpha", 1)), float(node.kwargs.get("beta", 1))
     if alpha != 1:
-        weight = (weight.double() * alpha).to(weight.dtype)
+        weight = weight.double() * alpha
     if beta != 1:
-        row = (row.double() * beta).to(row.dtype)
+        row = row.double() * beta
     return _emit_linear(build, node, weight.t(), row)
 
 
@@ -130,8 +130,8 @@ def batch_norm(build: Rebuild, node: Node) -> str | None:
     scale = scale if weight is None else scale * weight.double()
     shift = -mean.double() * scale if bias is None else bias.double() - mean.double() * scale
     shape = (-1, *[1] * (len(node.shape) - 2))
-    scale_ref = build.add_constant(f"{node.name}.scale", scale.to(mean.dtype).reshape(shape))
-    shift_ref = build.add_constant(f"{node.name}.shift", shift.to(mean.dtype).reshape(shape))
+    scale_ref = build.add_constant(f"{node.name}.scale", scale.reshape(shape))
+    shift_ref = build.add_constant(f"{node.name}.shift", shift.reshape(shape))
     scaled, target = build.fresh(f"{node.name}/scaled"), "aten.mul.Tensor"
     build.emit(Node(scaled, "mul", node.inputs, node.shape, (Arg(0), scale_ref), target=target))
     target = "aten.add.Tensor"

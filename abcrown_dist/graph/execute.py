@@ -40,12 +40,20 @@ def call(node: Node, args: Sequence[torch.Tensor], constants: Mapping[str, torch
             transforms, where the tensors carry hidden axes.
         constants: at least the constants that the node reads.
     """
+    constants = {key: _as_operand(constants[key], args) for key in node.constants()}
     if not node.target:
         return _CANONICAL[node.op](node, args, constants)
     positional = [fill_template(item, args, constants) for item in node.args]
     keywords = {name: fill_template(item, args, constants) for name, item in node.kwargs.items()}
     result = resolve_target(node.target)(*positional, **keywords)
     return result if node.output is None else result[node.output]
+
+
+def _as_operand(value: torch.Tensor, args: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A constant in the operands' type: fused ones keep float64 digits that float32 would round away."""
+    if value.dtype == torch.float64 and args and args[0].dtype == torch.float32:
+        return value.float()
+    return value
 
 
 def _constant(node: Node, name: str, constants: Mapping[str, torch.Tensor]) -> torch.Tensor | None:

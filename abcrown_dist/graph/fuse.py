@@ -13,6 +13,8 @@ import torch
 from abcrown_dist.graph.ir import Arg, Node
 from abcrown_dist.graph.rebuild import Rebuild, Rule, view_node
 
+_LARGE = 1e9  # no factor of a trained network comes near, and two of them stay far from overflow
+
 
 @dataclass(frozen=True)
 class _Scaling:
@@ -66,7 +68,7 @@ def scaling_after_affine(build: Rebuild, node: Node) -> str | None:
     axis = len(node.shape) - 1 if source.op == "linear" else 1
     scale = _per_channel(scaling.scale, node.shape, axis)
     shift = _per_channel(scaling.shift, node.shape, axis)
-    if scale is None or shift is None:
+    if scale is None or shift is None or not _tame(_weight(build, source), scale):
         return None
     bias = _bias(build, source) * scale + shift
     weight = None if (scale == 1).all() else _scale_outputs(source, _weight(build, source), scale)
@@ -82,6 +84,11 @@ def _scale_outputs(node: Node, weight: torch.Tensor, scale: torch.Tensor) -> tor
     grouped = weight.reshape(groups, inputs // groups, outputs, *weight.shape[2:])
     factors = scale.reshape(groups, 1, outputs, *[1] * (weight.ndim - 2))
     return (grouped * factors).reshape(weight.shape)
+
+
+def _tame(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two factors may become one: large ones may overflow on the way, which fusing would hide."""
+    return bool(max(first.abs().max(), second.abs().max()) <= _LARGE) if first.numel() else True
 
 
 def _weight(build: Rebuild, node: Node) -> torch.Tensor:
@@ -102,12 +109,10 @@ def _emit_fused(
     build: Rebuild, node: Node, source: Node, weight: torch.Tensor | None, bias: torch.Tensor
 ) -> str:
     """Emit `source` under the name and shape of `node`, with another bias and, if given, weight."""
-    original = build.constant(source.attrs["weight"])
-    assert original is not None
     attrs: dict[str, Any] = dict(source.attrs)
     if weight is not None:
-        attrs["weight"] = build.add_constant(f"{node.name}.weight", weight.to(original.dtype).contiguous())
-    attrs["bias"] = build.add_constant(f"{node.name}.bias", bias.to(original.dtype).contiguous())
+        attrs["weight"] = build.add_constant(f"{node.name}.weight", weight.contiguous())
+    attrs["bias"] = build.add_constant(f"{node.name}.bias", bias.contiguous())
     return build.emit(replace(source, name=node.name, shape=node.shape, attrs=attrs))
 
 
@@ -126,9 +131,9 @@ def scaling_before_linear(build: Rebuild, node: Node) -> str | None:
         _per_channel(value.expand(inner.shape).reshape(shape) if view else value, shape, len(shape) - 1)
         for value in (scaling.scale, scaling.shift)
     )
-    if scale is None or shift is None:
-        return None
     weight, bias = _weight(build, node), _bias(build, node)
+    if scale is None or shift is None or not _tame(weight, scale):
+        return None
     origin = inner.inputs[0]
     if view is not None:
         origin = build.emit(view_node(build.fresh(f"{node.name}/view"), origin, shape))
@@ -144,6 +149,8 @@ def linear_after_linear(build: Rebuild, node: Node) -> str | None:
     if inputs * outputs > hidden * (inputs + outputs):
         return None
     second, first = _weight(build, node), _weight(build, source)
+    if not _tame(first, second):
+        return None
     bias = _bias(build, node) + second @ _bias(build, source)
     return _emit_fused(build, node, replace(node, inputs=source.inputs), second @ first, bias)
 

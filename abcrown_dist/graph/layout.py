@@ -31,9 +31,8 @@ def identity(build: Rebuild, node: Node) -> str | None:
 
 
 def _converts_float(node: Node) -> bool:
-    """A cast between floating types (the engine chooses one type for the whole graph)."""
-    dtype = node.kwargs.get("dtype")
-    return node.op == "_to_copy" and (dtype is None or dtype.is_floating_point)
+    """A cast to float32 or float64 (the engine chooses one type for the whole graph)."""
+    return node.op == "_to_copy" and node.kwargs.get("dtype") in (None, torch.float32, torch.float64)
 
 
 def _inactive_dropout(node: Node) -> bool:
@@ -96,11 +95,15 @@ def view_before_linear(build: Rebuild, node: Node) -> str | None:
 
 
 def unify_floats(constants: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The constants, all floating ones in `dtype`."""
+    """The constants, floating ones in `dtype` where it holds their digits; fused ones need more."""
     return {
-        key: value.to(dtype) if value.is_floating_point() and value.dtype != dtype else value
+        key: value.to(dtype) if value.is_floating_point() and _holds(dtype, value) else value
         for key, value in constants.items()
     }
+
+
+def _holds(dtype: torch.dtype, value: torch.Tensor) -> bool:
+    return torch.equal(value.to(dtype).to(value.dtype).nan_to_num(nan=0.0), value.nan_to_num(nan=0.0))
 
 
 RULES: tuple[Rule, ...] = (

@@ -189,7 +189,8 @@ class TensorParallelWeights:
             return ReshapeMap(own, own)
         if is_plain_sum(self.graph, node):
             return SumMap()
-        constants = {key: self._parts[node.name, key] for key in node.constants()}
+        parts = {key: self._parts[node.name, key] for key in node.constants()}
+        constants = {key: part.reshape(()) if part.numel() == 1 else part for key, part in parts.items()}
         part = replace(node, shape=own)
         return AtenMap(part, (own,) * len(node.inputs), constants, self.dtype, self.device)
 
