@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from abcrown_dist.graph.execute import cast, execute
+from abcrown_dist.graph.execute import cast, execute, execute_all
 from abcrown_dist.graph.ir import Graph
+from abcrown_dist.util.numerics import unit_roundoff
 
 Reference = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 """The original: from one example per input to its outputs."""
@@ -103,6 +104,13 @@ def compare(
 
 
 def _rounding(graph: Graph, point: Sequence[torch.Tensor], output: int) -> float:
-    """What rounding to the graph's own type costs at this point: the distance from float64."""
+    """What rounding to the model's type costs at this point: the distance from float64.
+
+    At least a few units of the largest value on the way: a rewritten graph may be exact by chance
+    where the original is not.
+    """
     exact = execute(cast(graph, torch.float64), [tensor.double() for tensor in point])[output]
-    return relative_excess(execute(graph, point)[output], exact)[0]
+    sizes = [value.abs().max() for value in execute_all(graph, point).values() if value.numel()]
+    largest = max((float(size) for size in sizes if bool(size.isfinite())), default=0.0)
+    distance = relative_excess(execute(graph, point)[output], exact)[0]
+    return max(distance, 4 * unit_roundoff(point[0].dtype) * largest)
