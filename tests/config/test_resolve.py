@@ -8,6 +8,7 @@ import logging
 import pytest
 import torch
 
+from abcrown_dist.config import resolve
 from abcrown_dist.config.resolve import instance_timeout, resolve_device, resolve_dtype, resolve_progress
 from abcrown_dist.config.schema import Bab
 from abcrown_dist.util.errors import ConfigError
@@ -29,11 +30,13 @@ def test_auto_takes_cuda_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_cuda(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     set_cuda(monkeypatch, 0)
+    resolve._say_cpu.cache_clear()
     with caplog.at_level(logging.INFO, logger="abcrown_dist"):
         assert resolve_device("cpu") == torch.device("cpu")
         assert caplog.messages == []
         assert resolve_device("auto") == torch.device("cpu")
-        assert caplog.messages == ["no CUDA device found: computing on the CPU"]
+        assert resolve_device("auto") == torch.device("cpu")
+        assert caplog.messages == ["no CUDA device found: computing on the CPU"]  # once a process
     with pytest.raises(ConfigError, match="torch finds no CUDA device"):
         resolve_device("cuda")
 
