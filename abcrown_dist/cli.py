@@ -66,8 +66,9 @@ def _plan(words: Sequence[str]) -> int:
 
 def _run_as_rank(words: Sequence[str], start: float) -> int:
     """One of several processes of torchrun: rank 0 alone reads the configuration, prints and writes."""
-    from abcrown_dist.parallel.group import FirstRankFailed
-    from abcrown_dist.parallel.launch import World, check_world, from_first_rank, open_store
+    with _no_collection():
+        from abcrown_dist.parallel.group import FirstRankFailed
+        from abcrown_dist.parallel.launch import World, check_world, from_first_rank, open_store
 
     world = World.from_environment()
     store = open_store(world)
@@ -80,8 +81,8 @@ def _run_as_rank(words: Sequence[str], start: float) -> int:
     try:
         config = from_first_rank(world, store, read)
         _log_to_stderr(quiet=world.rank > 0 or config.general.progress == "none")
-        from abcrown_dist.session import run
-
+        with _no_collection():
+            from abcrown_dist.session import run
         return run(config, start, world, store)
     except FirstRankFailed as failed:
         return failed.exit_code  # rank 0 says why

@@ -65,7 +65,6 @@ def refute(
         batch_size: boxes bounded at once.
         largest: greatest finite number of the model's own dtype. A network that may exceed it
             computes infinities where real arithmetic does not, so that bounds prove nothing.
-
         model_dtype: type in which the model takes its inputs; default that of the weights.
 
     Raises:

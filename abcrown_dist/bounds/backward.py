@@ -64,7 +64,7 @@ def back_substitute(
         track_error: sum up the rounding error; costs one product with a vector per node.
     """
     graph = weights.graph
-    walk = _Walk(weights, relaxed, alphas or {}, tape, track_error)
+    walk = _Walk(weights, row_count(start), relaxed, alphas or {}, tape, track_error)
     for name, rows in start.items():
         walk.add(name, rows)
     needed = ancestors(graph, tuple(start))
@@ -158,6 +158,7 @@ class _Walk:
     def __init__(
         self,
         weights: Weights,
+        rows: int,
         relaxed: Relaxed,
         alphas: Mapping[str, Tensor],
         tape: dict[str, Tensor] | None,
@@ -167,16 +168,11 @@ class _Walk:
         self.relaxed, self.alphas, self.tape, self.track_error = relaxed, alphas, tape, track_error
         self.pending: dict[str, Tensor | OneHot] = {}
         self.inputs: dict[str, Tensor] = {}
-        self.bias: Tensor
-        self.square: Tensor
+        self.bias = torch.zeros(1, rows, dtype=weights.dtype, device=weights.device)
+        self.square = torch.zeros(1, rows, dtype=torch.float64, device=weights.device)
 
     def add(self, name: str, rows: Tensor | OneHot) -> None:
         """Add rows to what flows into node `name`."""
-        if not hasattr(self, "bias"):
-            count = len(rows.index) if isinstance(rows, OneHot) else rows.shape[1]
-            device, dtype = self.weights.device, self.weights.dtype
-            self.bias = torch.zeros(1, count, dtype=dtype, device=device)
-            self.square = torch.zeros(1, count, dtype=torch.float64, device=device)
         if name in self.pending:
             rows = self._dense(name, self.pending.pop(name)) + self._dense(name, rows)
         self.pending[name] = rows

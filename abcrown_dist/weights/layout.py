@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from abcrown_dist.graph.aten import RESHAPE, classify
-from abcrown_dist.graph.ir import Const, Graph, Node
+from abcrown_dist.graph.ir import Graph, Node
 from abcrown_dist.parallel.group import even_bounds
 
 Ends = tuple[int, ...]  # size + 1 ends: rank r owns flat neurons ends[r] up to ends[r + 1]
@@ -80,8 +80,3 @@ def weight_ends(node: Node, ends: Ends) -> Ends:
         return ends
     space = math.prod(node.shape[2:])
     return tuple(end // space for end in ends)
-
-
-def is_constant(template: object) -> bool:
-    """Whether a call's operand is a constant tensor."""
-    return isinstance(template, Const)
