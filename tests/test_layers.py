@@ -24,14 +24,15 @@ ALLOWED: dict[str, set[str]] = {
     "bounds": {"graph", "weights", "relax", "util"},
     "attack": {"graph", "weights", "spec", "util"},
     "exact": {"graph", "weights", "relax", "spec", "util"},
-    "bab": {"bounds", "exact", "graph", "weights", "spec", "parallel", "util"},
+    "bab": {"bounds", "exact", "graph", "relax", "weights", "spec", "parallel", "util"},
     "report": {"spec", "util"},
     "interop": {"bounds", "graph", "weights", "relax", "parallel", "util"},
     "options": {"attack", "bab", "bounds", "config", "spec", "weights"},
-    "verify": {
-        *("attack", "bab", "bounds", "config", "exact", "graph", "options", "problem"),
-        *("parallel", "relax", "report", "spec", "util", "weights"),
+    "flow": {
+        *("attack", "bab", "bounds", "config", "exact", "options", "problem"),
+        *("report", "spec", "util", "weights"),
     },
+    "verify": {"config", "flow", "options", "parallel", "problem", "report", "spec", "util"},
     "plan": {"bab", "bounds", "config", "graph", "options", "spec", "util", "weights"},
     "problem": {"attack", "config", "graph", "parallel", "plan", "relax", "spec", "weights"},
     "api": {

@@ -45,6 +45,16 @@ class Clauses:
         """Disjuncts with at least one row of which the mask `proven` (B, R) holds."""
         return set(self.disjunct[proven & (self.disjunct >= 0)].tolist())
 
+    def select(self, boxes: Tensor) -> Clauses:
+        """The boxes `boxes` (n,)."""
+        return Clauses(
+            self.box.select(boxes),
+            {name: values[boxes] for name, values in self.rows.items()},
+            {name: values[boxes] for name, values in self.lost.items()},
+            self.rhs[boxes],
+            self.disjunct[boxes],
+        )
+
     def content(self, proven: Tensor, rows: Tensor) -> bool:
         """Whether every disjunct of the columns `rows` is refuted by them, given `proven` (B, len(rows))."""
         owners = self.disjunct[:, rows]

@@ -14,13 +14,12 @@ Incomplete Verifiers", ICLR 2021. Differences here:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from abcrown_dist.bounds.ascent import Ascent, Variable
 from abcrown_dist.bounds.backward import Start, back_substitute, concretize, row_count, sweep
 from abcrown_dist.bounds.concretize import InputSet
 from abcrown_dist.bounds.types import Relaxed, RowBounds, ancestors
@@ -56,6 +55,16 @@ def initial_alphas(start: Start, relaxed: Relaxed, weights: Weights) -> dict[str
             slope = node.lines.lower_slope
             alphas[name] = slope[:, None].repeat(1, rows, *[1] * (slope.dim() - 1))
     return alphas
+
+
+def slope_variables(alphas: Mapping[str, Tensor], relaxed: Relaxed, rate: float) -> dict[str, Variable]:
+    """Slopes by node name as variables of an ascent."""
+    variables = {}
+    for name, alpha in alphas.items():
+        span = relaxed.nodes[name].lines.alpha_range
+        assert span is not None
+        variables[name] = Variable(alpha, rate, span[0][:, None], span[1][:, None])
+    return variables
 
 
 def gradients(
@@ -106,7 +115,12 @@ def maximise(
     if not alphas or settings.iteration == 0:
         linear = back_substitute(weights, start, relaxed, alphas=alphas)
         return Optimised(concretize(weights, linear, inputs), alphas if keep_alphas else {})
-    search = _Search(alphas, relaxed, settings, keep_alphas)
+    search = Ascent(
+        slope_variables(alphas, relaxed, settings.lr_alpha),
+        decay=settings.lr_decay,
+        patience=settings.early_stop_patience,
+        keep=keep_alphas,
+    )
     finished = all_finished = False
     for step in range(settings.iteration):
         # Rounding depends little on the slopes: where no verdict hangs on every step, the first pass
@@ -129,67 +143,4 @@ def maximise(
     if stop is None or not all_finished:
         last = concretize(weights, back_substitute(weights, start, relaxed, alphas=alphas), inputs)
         search.record(last)
-    return Optimised(search.best, search.best_alphas)
-
-
-class _Search:
-    """Adam (Kingma and Ba, 2015, algorithm 1) on the slopes, with the best bound of every row kept.
-
-    Written out because `torch.optim` imports half of the compiler, which takes longer than most runs.
-    """
-
-    BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
-
-    def __init__(
-        self, alphas: dict[str, Tensor], relaxed: Relaxed, settings: AlphaSettings, keep_alphas: bool
-    ) -> None:
-        self.alphas, self.settings, self.keep_alphas = alphas, settings, keep_alphas
-        self.ranges = {name: relaxed.nodes[name].lines.alpha_range for name in alphas}
-        self.first = {name: torch.zeros_like(alpha) for name, alpha in alphas.items()}
-        self.second = {name: torch.zeros_like(alpha) for name, alpha in alphas.items()}
-        self.steps = 0
-        self.best: RowBounds
-        self.best_alphas: dict[str, Tensor] = {}
-        self.stalled: Tensor
-        self.gained: Tensor
-
-    def record(self, bounds: RowBounds) -> None:
-        """Keep what is better than before, row by row. A NaN stays NaN."""
-        if not hasattr(self, "best"):
-            self.best = bounds
-            self.stalled = torch.zeros_like(bounds.lower, dtype=torch.long)
-            self.gained = torch.zeros_like(bounds.lower)
-            if self.keep_alphas:
-                self.best_alphas = {name: alpha.clone() for name, alpha in self.alphas.items()}
-            return
-        # A row that has stalled is settled, whatever else is in its chunk: bounds must not depend on that.
-        gain = (bounds.lower - self.best.lower).clamp(min=0).masked_fill(self.settled(), 0)
-        better = gain > 0
-        self.gained += gain
-        # Less than a hundredth of all that a row has gained so far is no progress.
-        self.stalled = torch.where(gain > 1e-2 * self.gained, 0, self.stalled + 1)
-        error = torch.maximum(self.best.error, bounds.error)
-        self.best = RowBounds(torch.where(better, bounds.lower, self.best.lower), error)
-        if self.keep_alphas:
-            for name, alpha in self.alphas.items():
-                mask = better.reshape(*better.shape, *[1] * (alpha.dim() - 2))
-                self.best_alphas[name] = torch.where(mask, alpha, self.best_alphas[name])
-
-    def settled(self) -> Tensor:
-        """Mask (B, R) of rows that made no progress for `early_stop_patience` steps."""
-        return self.stalled >= self.settings.early_stop_patience
-
-    def move(self, slopes: Mapping[str, Tensor]) -> None:
-        """One projected step uphill. Uses up the slopes' memory."""
-        rate = self.settings.lr_alpha * self.settings.lr_decay**self.steps
-        self.steps += 1
-        correction = math.sqrt(1 - self.BETA2**self.steps)
-        for name, alpha in self.alphas.items():
-            slope, first, second = slopes[name], self.first[name], self.second[name]
-            first.lerp_(slope, 1 - self.BETA1)
-            second.mul_(self.BETA2).addcmul_(slope, slope, value=1 - self.BETA2)
-            size = torch.sqrt(second, out=slope).add_(self.EPSILON * correction)
-            alpha.addcdiv_(first, size, value=rate * correction / (1 - self.BETA1**self.steps))
-            span = self.ranges[name]
-            assert span is not None
-            torch.clamp(alpha, span[0][:, None], span[1][:, None], out=alpha)
+    return Optimised(search.best, search.best_values)

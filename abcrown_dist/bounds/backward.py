@@ -27,6 +27,28 @@ Start = Mapping[str, "Tensor | OneHot"]  # rows over one or several nodes: (B or
 
 
 @dataclass(frozen=True)
+class Push:
+    """Coefficients that are added to rows at single neurons of a node.
+
+    Attributes:
+        index: (B, D) flat own neurons; one may occur more than once.
+        amount: (B, R, D).
+    """
+
+    index: Tensor
+    amount: Tensor
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """`rows` (B or 1, R, *shape) with the amounts added."""
+        flat = rows.flatten(2).expand(len(self.amount), -1, -1)
+        if not flat.shape[2]:
+            return rows
+        return flat.scatter_add(2, self.index[:, None].expand_as(self.amount), self.amount).reshape(
+            *flat.shape[:2], *rows.shape[2:]
+        )
+
+
+@dataclass(frozen=True)
 class LinearBound:
     """A x + bias, below the rows on every domain.
 
@@ -52,6 +74,7 @@ def back_substitute(
     alphas: Mapping[str, Tensor] | None = None,
     tape: dict[str, Tensor] | None = None,
     track_error: bool = True,
+    pushes: Mapping[str, Push] | None = None,
 ) -> LinearBound:
     """Walk rows back to the inputs.
 
@@ -62,9 +85,10 @@ def back_substitute(
         alphas: lower slopes (B, R, *shape) by nonlinear node, instead of the default ones.
         tape: filled with the coefficients A of every nonlinear node that is passed.
         track_error: sum up the rounding error; costs one product with a vector per node.
+        pushes: what is added to the coefficients of a node before they go on, by node.
     """
     graph = weights.graph
-    walk = _Walk(weights, row_count(start), relaxed, alphas or {}, tape, track_error)
+    walk = _Walk(weights, row_count(start), relaxed, alphas or {}, tape, track_error, pushes or {})
     for name, rows in start.items():
         walk.add(name, rows)
     needed = ancestors(graph, tuple(start))
@@ -163,9 +187,11 @@ class _Walk:
         alphas: Mapping[str, Tensor],
         tape: dict[str, Tensor] | None,
         track_error: bool,
+        pushes: Mapping[str, Push],
     ) -> None:
         self.weights, self.graph = weights, weights.graph
         self.relaxed, self.alphas, self.tape, self.track_error = relaxed, alphas, tape, track_error
+        self.pushes = pushes
         self.pending: dict[str, Tensor | OneHot] = {}
         self.inputs: dict[str, Tensor] = {}
         self.bias = torch.zeros(1, rows, dtype=weights.dtype, device=weights.device)
@@ -182,6 +208,8 @@ class _Walk:
         rows = self.pending.pop(node.name, None)
         if rows is None:
             return
+        if node.name in self.pushes:
+            rows = self.pushes[node.name].apply(self._dense(node.name, rows))
         if node.op == "input":
             self.inputs[node.name] = self._dense(node.name, rows)
         elif classify(node) == "affine":

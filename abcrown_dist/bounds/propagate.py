@@ -27,12 +27,21 @@ from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.weights.base import Weights
 
 Stop = Callable[[RowBounds, Tensor], bool]
+Refine = Callable[[str, Interval], Interval]
 
 
 def bound_intermediate(
-    weights: Weights, inputs: InputSet, settings: BoundSettings, deadline: Deadline | None = None
+    weights: Weights,
+    inputs: InputSet,
+    settings: BoundSettings,
+    deadline: Deadline | None = None,
+    refine: Refine | None = None,
 ) -> Relaxed:
     """Bound every pre-activation over `inputs` and relax every nonlinearity accordingly.
+
+    Args:
+        refine: given the name and the bounds (B, *shape) of a pre-activation, returns what else is
+            known of it put together with them (see `intervals.combine`); what comes later builds on that.
 
     Raises:
         DeadlineExceeded: between two chunks of rows.
@@ -54,6 +63,8 @@ def bound_intermediate(
         elif node.name in wanted and node.name not in exact and settings.intermediate != "ibp":
             found = run.tighten(node, relaxed)
             intervals[node.name] = combine(intervals[node.name], found, settings.compare_with_ibp)
+        if refine is not None and node.name in wanted:
+            intervals[node.name] = refine(node.name, intervals[node.name])
         for name in dict.fromkeys(node.inputs):
             pending[name] -= 1
             if pending[name] == 0 and name not in keep:

@@ -76,6 +76,19 @@ class Relaxed:
     nodes: dict[str, RelaxedNode] = field(default_factory=dict)
     sensitivity: dict[str, Tensor] = field(default_factory=dict)
 
+    def select(self, domains: Tensor) -> Relaxed:
+        """The relaxation of some domains (n,); what all domains share (B = 1) stays shared."""
+
+        def pick(value: Tensor) -> Tensor:
+            return value if len(value) == 1 else value[domains]
+
+        intervals = {
+            name: Interval(pick(item.lower), pick(item.upper), pick(item.error))
+            for name, item in self.intervals.items()
+        }
+        nodes = {name: RelaxedNode(item.node, item.lines.map(pick)) for name, item in self.nodes.items()}
+        return Relaxed(intervals, nodes, {name: pick(rate) for name, rate in self.sensitivity.items()})
+
 
 @dataclass(frozen=True)
 class RowBounds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,33 @@ class Lines:
     upper_intercept: Tensor | None
     alpha_range: tuple[Tensor, Tensor] | None
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Lines:
+        """The lines with every tensor replaced by what `change` makes of it."""
+
+        def optional(value: Tensor | None) -> Tensor | None:
+            return None if value is None else change(value)
+
+        span = self.alpha_range
+        return Lines(
+            change(self.lower_slope),
+            change(self.upper_slope),
+            optional(self.lower_intercept),
+            optional(self.upper_intercept),
+            None if span is None else (change(span[0]), change(span[1])),
+        )
+
 
 class Relaxation(ABC):
     """A family of elementwise nonlinearities f, with pre-activation bounds (B, *shape).
 
     Methods take the node's static `attrs` because one family may serve several ops.
+
+    Attributes:
+        linear_on_sides: whether f is linear on z >= 0 and on z <= 0, so that branching on the sign of z
+            leaves nothing to relax.
     """
+
+    linear_on_sides = False
 
     @abstractmethod
     def value(self, attrs: Mapping[str, Any], z: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ from abcrown_dist.relax.base import Lines, Relaxation
 class TwoPiece(Relaxation):
     """f(z) = max(z, 0) + s min(z, 0), s the attribute `negative_slope` (0 when absent)."""
 
+    linear_on_sides = True
+
     def value(self, attrs: Mapping[str, Any], z: Tensor) -> Tensor:
         slope = _negative_slope(attrs)
         return z.relu() if slope == 0 else torch.where(z >= 0, z, slope * z)

@@ -1,0 +1,66 @@
+"""What bounds prove of a property's rows (design rules 7.1 and 7.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from abcrown_dist.bounds.concretize import Box, contract
+from abcrown_dist.bounds.types import Relaxed, RowBounds
+from abcrown_dist.util.numerics import unit_roundoff
+from abcrown_dist.weights.base import Weights
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Weighs bounds of R rows over B domains.
+
+    Attributes:
+        rhs: (B, R) float64.
+        lost: (B, R) float64, by how much rounded coefficients may have moved a row.
+        sane: (B, 1), whether bounds over the domain prove anything.
+    """
+
+    rhs: Tensor
+    lost: Tensor
+    sane: Tensor
+
+    def weigh(self, bounds: RowBounds, rows: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Margins lower - rhs of some rows and their errors, in float64; NaN where nothing is proven."""
+        lower, rhs = bounds.lower.double(), self.rhs[:, rows]
+        margin = lower - rhs
+        subtraction = 2 * unit_roundoff(torch.float64) * (lower.abs() + rhs.abs())
+        error = bounds.error.double() + self.lost[:, rows] + subtraction
+        return margin, torch.where(margin.isfinite() & self.sane, error, torch.nan)
+
+    def select(self, domains: Tensor) -> Judge:
+        """The judge of the domains `domains` (n,), which may repeat."""
+        return Judge(self.rhs[domains], self.lost[domains], self.sane[domains])
+
+
+def lost_by_rounding(
+    weights: Weights, lost: Mapping[str, Tensor], relaxed: Relaxed, box: Box, like: Tensor
+) -> Tensor:
+    """By how much rounding the coefficients to the dtype may have moved rows, shaped as `like` (B, R)."""
+    total = torch.zeros_like(like)
+    for name, part in lost.items():
+        interval = relaxed.intervals.get(name) or box.interval(name)
+        total += contract(part.flatten(2), interval.magnitude).double()
+    return weights.total(total)
+
+
+def stays_finite(weights: Weights, relaxed: Relaxed, largest: float) -> Tensor:
+    """Bool (B,): no value that the network computes in a domain can reach `largest`."""
+    sane: Tensor | None = None
+    for interval in relaxed.intervals.values():
+        good = (interval.magnitude < largest).flatten(1).all(1)
+        sane = good if sane is None else sane & good
+    for rate in relaxed.sensitivity.values():
+        # A sensitivity is at least 4 u times the magnitudes that its node sums up.
+        good = (rate < 4 * unit_roundoff(rate.dtype) * largest).flatten(1).all(1)
+        sane = good if sane is None else sane & good
+    assert sane is not None
+    return weights.total((~sane).to(weights.dtype)) == 0

@@ -1,0 +1,158 @@
+"""Leaves: all neurons decided, so that every constraint is a linear function of the input.
+
+A bound with multipliers refutes a leaf by one clause at a time. Here all clauses and all decisions are
+put into one linear program (`exact.leaf`): a leaf can be empty though no single clause shows it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from abcrown_dist.bab.goals import Goals
+from abcrown_dist.bab.splitter import Examined
+from abcrown_dist.bounds.backward import Start, back_substitute, concretize
+from abcrown_dist.bounds.beta import Splits, impose
+from abcrown_dist.bounds.concretize import Box
+from abcrown_dist.bounds.types import OneHot, Relaxed
+from abcrown_dist.exact.leaf import Leaf as Answer
+from abcrown_dist.exact.leaf import least_violation
+from abcrown_dist.util.deadline import Deadline
+from abcrown_dist.weights.base import Weights
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One domain in which all neurons are decided.
+
+    Attributes:
+        goal: which it is about.
+        relaxed: bounds of all pre-activations, over the whole box or the leaf.
+        splits: its decisions, B = 1: with them, nothing is left to relax.
+    """
+
+    goal: int
+    relaxed: Relaxed
+    splits: Splits
+
+
+def examine(
+    weights: Weights, box: Box, goals: Goals, leaves: Sequence[Leaf], deadline: Deadline
+) -> Examined:
+    """Decide leaves of a box (B = 1), one linear program each.
+
+    Raises:
+        DeadlineExceeded: between two of them.
+    """
+    program = _Programs(weights, box, goals)
+    proven, margins, points = [], [], []
+    for leaf in leaves:
+        deadline.check()
+        found = program.solve(leaf, deadline.remaining())
+        proven.append(found.refuted)
+        margins.append(found.violation)
+        points.append(torch.from_numpy(found.point))
+    device = weights.device
+    return Examined(
+        torch.tensor(proven, dtype=torch.bool, device=device),
+        torch.tensor(margins, dtype=torch.float64, device=device),
+        torch.stack(points),
+    )
+
+
+class _Programs:
+    """Sets up the linear programs of the leaves of one box, in float64 where the weights allow it."""
+
+    def __init__(self, weights: Weights, box: Box, goals: Goals) -> None:
+        self.weights = weights.to(torch.float64) or weights
+        self.goals, dtype = goals, self.weights.dtype
+        self.box = Box(
+            {name: side.to(dtype) for name, side in box.lower.items()},
+            {name: side.to(dtype) for name, side in box.upper.items()},
+        )
+
+    def solve(self, leaf: Leaf, seconds: float) -> Answer:
+        """The answer of the linear program on a leaf."""
+        relaxed = impose(_cast(leaf.relaxed, self.weights.dtype), leaf.splits)
+        parts = [
+            self._functions(self._decisions(name, split.index[0], split.sign[0]), relaxed)
+            for name, split in leaf.splits.items()
+        ]
+        real = self.goals.rhs[leaf.goal].isfinite()
+        rows = {name: part[leaf.goal][real][None] for name, part in self.goals.rows.items()}
+        A, b, slack = self._functions({k: v.to(self.weights.dtype) for k, v in rows.items()}, relaxed)
+        rhs = self.goals.rhs[leaf.goal][real].cpu().numpy()
+        slack = slack + self._lost(leaf, real, relaxed) + 2.0**-52 * (np.abs(b) + np.abs(rhs))
+        parts.append((A, b - rhs, slack))
+        A, b, slack = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        says = (A != 0).any(axis=1) | (b != 0)  # columns of other nodes' decisions say nothing
+        A, b, slack = A[says], b[says], slack[says]
+        lower, upper = self._flat(self.box.lower), self._flat(self.box.upper)
+        scale = np.abs(A) @ np.maximum(np.abs(lower), np.abs(upper)) + np.abs(b)
+        scale = np.maximum(scale, np.finfo(float).tiny * 1e10)
+        return least_violation(lower, upper, A, b, scale, slack, time_limit=seconds)
+
+    def _decisions(self, name: str, index: Tensor, sign: Tensor) -> Start:
+        """The functions  -sign z_index, which a point of the leaf makes <= 0."""
+        return {name: OneHot(index, -sign.to(self.weights.dtype))}
+
+    def _functions(self, start: Start, relaxed: Relaxed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows as functions A x + b of the flat input, and by how much they may be off."""
+        linear = back_substitute(self.weights, start, relaxed)
+        slack = concretize(self.weights, linear, self.box).error
+        bias = self.weights.total(linear.bias)
+        graph, rows = self.weights.graph, bias.shape[1]
+        parts = []
+        for name in graph.inputs:
+            part = linear.A.get(name)
+            if part is None:
+                parts.append(torch.zeros(rows, graph[name].size, dtype=bias.dtype, device=bias.device))
+            else:
+                parts.append(self.weights.whole(name, part[0]).flatten(1))
+        A = torch.cat(parts, dim=1).double().cpu().numpy()
+        return A, bias[0].double().cpu().numpy(), slack[0].double().cpu().numpy()
+
+    def _lost(self, leaf: Leaf, real: Tensor, relaxed: Relaxed) -> np.ndarray:
+        """What rounding the clauses' coefficients to the bounds' dtype may have moved, (M,)."""
+        total = torch.zeros(int(real.sum()), dtype=torch.float64, device=self.weights.device)
+        for name, part in self.goals.lost.items():
+            interval = relaxed.intervals.get(name) or self.box.interval(name)
+            total += part[leaf.goal][real].flatten(1).double() @ interval.magnitude.flatten().double()
+        return self.weights.total(total).cpu().numpy()
+
+    def _flat(self, sides: Mapping[str, Tensor]) -> np.ndarray:
+        graph = self.weights.graph
+        parts = [self.weights.whole(name, sides[name][0]).flatten() for name in graph.inputs]
+        return torch.cat(parts).double().cpu().numpy()
+
+
+def _cast(relaxed: Relaxed, dtype: torch.dtype) -> Relaxed:
+    """The same bounds in another dtype, with lines computed in it."""
+    intervals = {
+        name: dataclasses.replace(
+            item, lower=item.lower.to(dtype), upper=item.upper.to(dtype), error=item.error.to(dtype)
+        )
+        for name, item in relaxed.intervals.items()
+    }
+    nodes = {}
+    for name, node in relaxed.nodes.items():
+        known = intervals[node.node.inputs[0]]
+        lines = node.relaxation.lines(node.node.attrs, known.lower, known.upper)
+        nodes[name] = dataclasses.replace(node, lines=lines)
+    sensitivity = {name: rate.to(dtype) for name, rate in relaxed.sensitivity.items()}
+    return Relaxed(intervals, nodes, sensitivity)
+
+
+def flat_points(weights: Weights, box: Box, points: Mapping[str, Tensor], count: int) -> Tensor:
+    """Points by input (N, *shape) as flat inputs (N, inputs) in float64; lower ends where one is absent."""
+    parts = []
+    for name in weights.graph.inputs:
+        low = box.lower[name]
+        part = points[name] if name in points else low.expand(count, *low.shape[1:])
+        parts.append(weights.whole(name, part).flatten(1))
+    return torch.cat(parts, dim=1).double()

@@ -1,0 +1,244 @@
+"""Splitting boxes: every domain is a smaller box, bounded from scratch.
+
+What a bound shows of a part of a box is used at once: a counterexample must fulfil every row, and
+A x + b lies below a row, so that it can only be where  A x + b <= rhs  (a contraction of the box by linear
+constraints, as in interval constraint programming; for verification Zhou et al., "Clip-and-Verify", 2025).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from abcrown_dist.bab.domains import Domains, child_ident
+from abcrown_dist.bab.goals import Goals
+from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite
+from abcrown_dist.bab.leaves import flat_points
+from abcrown_dist.bab.slices import slices
+from abcrown_dist.bab.splitter import Bounded, Branched, Examined, joined
+from abcrown_dist.bounds import alpha
+from abcrown_dist.bounds.backward import LinearBound, Start, back_substitute, concretize
+from abcrown_dist.bounds.concretize import Box
+from abcrown_dist.bounds.propagate import bound_intermediate
+from abcrown_dist.bounds.settings import BoundSettings
+from abcrown_dist.bounds.types import Relaxed
+from abcrown_dist.util.deadline import Deadline
+from abcrown_dist.util.numerics import round_down, round_up, unit_roundoff
+from abcrown_dist.weights.base import Weights
+from abcrown_dist.weights.evaluate import split_inputs
+
+_NARROW = 16  # roundings: an edge of fewer is not worth splitting
+
+
+@dataclass(frozen=True)
+class InputSettings:
+    """How boxes are split and bounded.
+
+    Attributes:
+        bounds: how pre-activations are bounded; rows are always bounded backwards, with optimised slopes
+            if the method says so for them.
+        method: sb (the input that the bound depends on most) or naive (the longest edge).
+        clip: contract boxes by the rows' own linear bounds.
+        slice: as for `split_relu.ReluSettings`.
+    """
+
+    bounds: BoundSettings
+    method: str = "sb"
+    clip: bool = True
+    slice: int | None = None
+
+
+class InputSplitter:
+    """Domains that are boxes: state `lower` and `upper` (inputs), and `score` (inputs) of their edges.
+
+    Args:
+        weights: of the network.
+        box: one box for every entry of `goals.box` to name.
+        goals: what is to be refuted.
+        largest: greatest finite number of the model's own dtype.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        box: Box,
+        goals: Goals,
+        largest: float,
+        settings: InputSettings,
+        deadline: Deadline,
+    ) -> None:
+        self.weights, self.box, self.goals, self.largest = weights, box, goals, largest
+        self.settings, self.deadline = settings, deadline
+        self.disjuncts = goals.disjunct
+
+    def roots(self) -> Domains:
+        """The box of every goal."""
+        count, device = len(self.goals), self.weights.device
+        lower, upper = (self._flat(side)[self.goals.box] for side in (self.box.lower, self.box.upper))
+        disjuncts = torch.tensor(self.disjuncts, dtype=torch.int64, device=device)
+        return Domains(
+            margin=torch.full((count,), -torch.inf, dtype=torch.float64, device=device),
+            goal=torch.arange(count, device=device),
+            ident=child_ident(torch.zeros_like(disjuncts), disjuncts),
+            depth=torch.zeros(count, dtype=torch.int64, device=device),
+            state={"lower": lower, "upper": upper, "score": upper - lower},
+        )
+
+    def bound(self, domains: Domains) -> Bounded:
+        """Bound boxes, and cut off what their bounds refute."""
+        pieces = slices(domains, self.settings.slice)
+        return joined([self._bound(piece).first(real) for piece, real in pieces])
+
+    def branch(self, domains: Domains, levels: int) -> Branched:
+        """Halve the `levels` most promising edges of each box."""
+        lower, upper = domains.state["lower"], domains.state["upper"]
+        least = _NARROW * unit_roundoff(lower.dtype) * torch.maximum(lower.abs(), upper.abs())
+        wide = upper - lower > least
+        count = wide.sum(1)
+        leaves, domains = domains.select(count == 0), domains.select(count > 0)
+        if not len(domains):
+            return Branched(domains, leaves)
+        levels = max(1, min(levels, int(count[count > 0].min())))
+        width = domains.state["upper"] - domains.state["lower"]
+        score = width if self.settings.method == "naive" else domains.state["score"]
+        score = score.nan_to_num(nan=0.0).masked_fill(~wide[count > 0], -torch.inf)
+        return Branched(_halves(domains, score.topk(levels, dim=1).indices), leaves)
+
+    def examine(self, leaves: Domains) -> Examined:
+        """Boxes too narrow to be split: bounded once more in float64."""
+        precise = self.weights.to(torch.float64)
+        middle = (leaves.state["lower"] / 2 + leaves.state["upper"] / 2).double()
+        if precise is None or precise.dtype == self.weights.dtype:
+            return Examined(torch.zeros_like(leaves.goal, dtype=torch.bool), leaves.margin, middle)
+        goals = replace(self.goals, rows=_double(self.goals.rows), lost=_double(self.goals.lost))
+        box = Box(_double(self.box.lower), _double(self.box.upper))
+        state = {name: value.double() for name, value in leaves.state.items()}
+        twin = InputSplitter(precise, box, goals, self.largest, self.settings, self.deadline)
+        bounded = twin.bound(replace(leaves, state=state))
+        return Examined(bounded.proven, bounded.domains.margin, bounded.points)
+
+    def _bound(self, domains: Domains) -> Bounded:
+        weights, goal, count = self.weights, domains.goal, len(domains)
+        lower, upper = domains.state["lower"], domains.state["upper"]
+        box = Box(self._own(lower), self._own(upper))
+        relaxed = bound_intermediate(weights, box, self.settings.bounds, self.deadline)
+        start = self.goals.start(goal)
+        linear = self._rows(start, relaxed, box)
+        bounds = concretize(weights, linear, box)
+        rhs = self.goals.rhs[goal]
+        lost = {name: value[goal] for name, value in self.goals.lost.items()}
+        judge = Judge(
+            rhs,
+            lost_by_rounding(weights, lost, relaxed, box, rhs),
+            stays_finite(weights, relaxed, self.largest)[:, None],
+        )
+        margin, error = judge.weigh(bounds)
+        best, row = margin.nan_to_num(nan=-torch.inf).max(1)
+        every = torch.arange(count, device=row.device)
+        points = {
+            name: part.expand(count, *part.shape[1:])[every, row]
+            for name, part in box.minimiser(linear.A).items()
+        }
+        A = self._flat_rows(linear, count)
+        if self.settings.clip:
+            lower, upper = contracted(lower, upper, A, margin, error)
+        weight = A[every, row].abs()
+        # An input that the bound ignores here may matter in a part of the box.
+        weight = torch.maximum(weight, 1e-3 * weight.amax(1, keepdim=True))
+        state = {"lower": lower, "upper": upper, "score": weight * (upper - lower)}
+        return Bounded(
+            # What was shown of the parent holds in its parts.
+            replace(domains, margin=torch.maximum(domains.margin, best), state=state),
+            (margin > error).any(1),
+            flat_points(weights, box, points, count),
+        )
+
+    def _rows(self, start: Start, relaxed: Relaxed, box: Box) -> LinearBound:
+        slopes: Mapping[str, Tensor] = {}
+        if self.settings.bounds.final == "alpha-crown":
+            slopes = alpha.maximise(
+                self.weights, start, relaxed, box, self.settings.bounds.alpha,
+                keep_alphas=True, deadline=self.deadline,
+            ).alphas  # fmt: skip
+        return back_substitute(self.weights, start, relaxed, alphas=slopes)
+
+    def _flat_rows(self, linear: LinearBound, count: int) -> Tensor:
+        """Coefficients (N, R, inputs) of all inputs."""
+        graph, bias = self.weights.graph, linear.bias
+        parts = []
+        for name in graph.inputs:
+            if name in linear.A:
+                part = self.weights.whole(name, linear.A[name]).flatten(2)
+            else:
+                part = bias.new_zeros(1, bias.shape[1], graph[name].size)
+            parts.append(part.expand(count, -1, -1))
+        return torch.cat(parts, dim=2)
+
+    def _flat(self, sides: dict[str, Tensor]) -> Tensor:
+        names = self.weights.graph.inputs
+        return torch.cat([self.weights.whole(name, sides[name]).flatten(1) for name in names], dim=1)
+
+    def _own(self, flat: Tensor) -> dict[str, Tensor]:
+        parts = split_inputs(self.weights.graph, flat)
+        return {name: self.weights.own(name, part) for name, part in parts.items()}
+
+
+def contracted(
+    lower: Tensor, upper: Tensor, A: Tensor, margin: Tensor, error: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The smallest boxes (N, inputs) that hold every point at which no row is refuted.
+
+    Args:
+        A: (N, R, inputs), slopes of linear functions below the rows over each box.
+        margin, error: (N, R) float64, their minima over the box minus the rows' right-hand sides, and by
+            how much these may be off; NaN where they say nothing.
+
+    A row is refuted at x when its linear function exceeds it by more than the error. Moving one input i
+    from where the function is least adds |A_i| times the way, and may add no more than what is missing.
+    """
+    low, high, slope = lower.double(), upper.double(), A.double()
+    size = torch.maximum(low.abs(), high.abs())
+    # Float64 rounds these sums by less than 1e-12 of their terms.
+    slack = 1e-12 * ((slope.abs() * size[:, None]).sum(2) + margin.abs())
+    missing = error + slack - margin
+    way = missing[:, :, None] / slope.abs()  # infinite where the slope is zero
+    way = way.nan_to_num(nan=torch.inf, posinf=torch.inf).clamp(min=0)
+    infinite = torch.full_like(way, torch.inf)
+    rise = torch.where(slope > 0, way, infinite).amin(1)
+    fall = torch.where(slope < 0, way, infinite).amin(1)
+    new_high = torch.minimum(high, low + rise + 1e-15 * size)
+    new_low = torch.maximum(low, high - fall - 1e-15 * size)
+    new_low, new_high = torch.minimum(new_low, high), torch.maximum(new_high, low)
+    crossed = new_low > new_high  # nothing is left, which the next bound will show
+    new_low, new_high = torch.where(crossed, low, new_low), torch.where(crossed, high, new_high)
+    return (
+        torch.maximum(round_down(new_low, lower.dtype), lower),
+        torch.minimum(round_up(new_high, upper.dtype), upper),
+    )
+
+
+def _halves(domains: Domains, edges: Tensor) -> Domains:
+    """All combinations of halves along the edges (N, levels)."""
+    levels = edges.shape[1]
+    sides = torch.tensor(list(itertools.product((0, 1), repeat=levels)), device=edges.device)
+    parents = torch.arange(len(domains), device=edges.device).repeat_interleave(len(sides))
+    chosen, side = edges[parents], sides.repeat(len(domains), 1)
+    born = domains.select(parents)
+    lower, upper = born.state["lower"].clone(), born.state["upper"].clone()
+    low, high = lower.gather(1, chosen), upper.gather(1, chosen)
+    middle = low / 2 + high / 2
+    lower.scatter_(1, chosen, torch.where(side == 0, low, middle))
+    upper.scatter_(1, chosen, torch.where(side == 0, middle, high))
+    ident = born.ident
+    for level in range(levels):
+        ident = child_ident(ident, chosen[:, level], side[:, level])
+    state = {"lower": lower, "upper": upper, "score": born.state["score"]}
+    return Domains(born.margin, born.goal, ident, born.depth + levels, state)
+
+
+def _double(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.double() for name, value in parts.items()}

@@ -1,0 +1,246 @@
+"""Splitting by the signs of pre-activations, bounds by beta-CROWN."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from abcrown_dist.bab.domains import Domains, child_ident, pad_last
+from abcrown_dist.bab.goals import Goals
+from abcrown_dist.bab.heuristics import Branching, Chooser, Rows
+from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite
+from abcrown_dist.bab.leaves import Leaf, examine, flat_points
+from abcrown_dist.bab.neurons import Neurons
+from abcrown_dist.bab.slices import slices
+from abcrown_dist.bab.splitter import Bounded, Branched, Examined, joined
+from abcrown_dist.bounds.beta import BetaSettings, Splits, cut_interval, impose, maximise
+from abcrown_dist.bounds.concretize import Box
+from abcrown_dist.bounds.intervals import combine
+from abcrown_dist.bounds.propagate import bound_intermediate
+from abcrown_dist.bounds.settings import BoundSettings
+from abcrown_dist.bounds.types import Interval, Relaxed, RowBounds
+from abcrown_dist.util.deadline import Deadline
+from abcrown_dist.weights.base import Weights
+
+
+@dataclass(frozen=True)
+class ReluSettings:
+    """How neurons are chosen and domains bounded.
+
+    Attributes:
+        beta: the optimisation in every domain.
+        root: the same at the root.
+        bounds: how pre-activations are bounded at the root, and anew in domains, if they are.
+        branching: how neurons are chosen.
+        recompute: bound later pre-activations anew in every domain.
+        slice: domains bounded at once, filled up where there are fewer, so that results do not depend on
+            how many come together; None: all of them.
+    """
+
+    beta: BetaSettings
+    root: BetaSettings
+    bounds: BoundSettings
+    branching: Branching = field(default_factory=Branching)
+    recompute: bool = False
+    slice: int | None = None
+
+
+class ReluSplitter:
+    """Domains of one box, cut out by decisions  sign z_i >= 0.
+
+    State of a domain: `neuron` and `sign` (D) of its decisions (sign 0: none), their multipliers `beta`
+    (R, D), slopes `alpha` (R, U) of the neurons that are loose at the root, and `row` (1), the row of its
+    goal that is nearest to proof.
+
+    Args:
+        weights: of the network.
+        box: one domain.
+        relaxed: bounds of all pre-activations over the box.
+        goals: about this box.
+        largest: greatest finite number of the model's own dtype.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        box: Box,
+        relaxed: Relaxed,
+        goals: Goals,
+        largest: float,
+        settings: ReluSettings,
+        deadline: Deadline,
+    ) -> None:
+        self.weights, self.box, self.relaxed, self.goals = weights, box, relaxed, goals
+        self.settings, self.deadline = settings, deadline
+        self.disjuncts = goals.disjunct
+        self.neurons = Neurons.of(weights, relaxed)
+        self.chooser = Chooser(self.neurons, relaxed, box, settings.branching)
+        sane = stays_finite(weights, relaxed, largest)[:, None].expand(len(goals), 1)
+        lost = lost_by_rounding(weights, goals.lost, relaxed, box, goals.rhs)
+        self.judge = Judge(goals.rhs, lost, sane)
+
+    def roots(self) -> Domains:
+        """The whole box, once for every goal, with CROWN's slopes."""
+        count, rows = self.goals.rhs.shape
+        device = self.weights.device
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(count, *shape, dtype=dtype, device=device)
+
+        return Domains(
+            margin=torch.full((count,), -torch.inf, dtype=torch.float64, device=device),
+            goal=torch.arange(count, device=device),
+            ident=child_ident(zeros(), torch.tensor(self.disjuncts, device=device)),
+            depth=zeros(),
+            state={
+                "neuron": zeros(0, dtype=torch.int32),
+                "sign": zeros(0, dtype=torch.int8),
+                "alpha": self.neurons.default(self.relaxed, rows).repeat(count, 1, 1),
+                "beta": zeros(rows, 0, dtype=self.weights.dtype),
+                "row": zeros(1),
+            },
+        )
+
+    def bound(self, domains: Domains) -> Bounded:
+        """Optimise slopes and multipliers, starting from the parents'."""
+        pieces = slices(_without_gaps(domains), self.settings.slice)
+        return joined([self._bound(piece).first(real) for piece, real in pieces])
+
+    def branch(self, domains: Domains, levels: int) -> Branched:
+        """Decide on the best `levels` neurons of each domain, both ways."""
+        domains = _without_gaps(domains)
+        free = self._free(domains).sum(1)
+        leaves, domains = domains.select(free == 0), domains.select(free > 0)
+        if not len(domains):
+            return Branched(domains, leaves)
+        levels = max(1, min(levels, int(free[free > 0].min())))
+        pieces = slices(domains, self.settings.slice)
+        chosen = [self.chooser.choose(self._rows(piece), levels)[:real] for piece, real in pieces]
+        return Branched(_children(domains, torch.cat(chosen)), leaves)
+
+    def examine(self, leaves: Domains) -> Examined:
+        """By linear programs over all constraints of each leaf, in which the network is affine."""
+        domains = _without_gaps(leaves)
+        return examine(
+            self.weights,
+            self.box,
+            self.goals,
+            [self._leaf(domains.select(slice(i, i + 1))) for i in range(len(domains))],
+            self.deadline,
+        )
+
+    def _leaf(self, domain: Domains) -> Leaf:
+        splits = self._splits(domain)
+        relaxed = self._relax(splits, 1) if self.settings.recompute else self.relaxed
+        return Leaf(int(domain.goal[0]), relaxed, splits)
+
+    def _bound(self, domains: Domains) -> Bounded:
+        state, goal, count = domains.state, domains.goal, len(domains)
+        splits = self._splits(domains)
+        judge = self.judge.select(goal)
+
+        def decided(best: RowBounds, index: Tensor) -> Tensor:
+            margin, error = judge.select(index).weigh(best)
+            return (margin > 2 * error).any(1)  # twice: the error is measured again at the end
+
+        at_root = bool((domains.depth == 0).all())
+        found = maximise(
+            self.weights,
+            self.goals.start(goal),
+            self._relax(splits, count),
+            self.box,
+            splits,
+            self.neurons.unpack(state["alpha"], self.relaxed),
+            state["beta"],
+            self.settings.root if at_root else self.settings.beta,
+            decided,
+            self.deadline,
+        )
+        margin, error = judge.weigh(found.bounds)
+        best, row = margin.nan_to_num(nan=-torch.inf).max(1)
+        every = torch.arange(count, device=row.device)
+        points = {
+            name: part.expand(count, *part.shape[1:])[every, row] for name, part in found.points.items()
+        }
+        new = {**state, "alpha": self.neurons.pack(found.alphas), "beta": found.beta, "row": row[:, None]}
+        return Bounded(
+            # What was shown of the parent holds in its parts.
+            dataclasses.replace(domains, margin=torch.maximum(domains.margin, best), state=new),
+            (margin > error).any(1),
+            flat_points(self.weights, self.box, points, count),
+        )
+
+    def _rows(self, domains: Domains) -> Rows:
+        """The row of each domain that is nearest to proof."""
+        state, goal = domains.state, domains.goal
+        every = torch.arange(len(domains), device=goal.device)
+        row = state["row"][:, 0]
+        return Rows(
+            start=self.goals.start(goal, row),
+            relaxed=self._relax(self._splits(domains), len(domains)),
+            neuron=state["neuron"],
+            sign=state["sign"],
+            alpha=state["alpha"][every, row][:, None],
+            beta=state["beta"][every, row][:, None],
+            enough=self.goals.rhs[goal, row],
+            free=self._free(domains),
+        )
+
+    def _splits(self, domains: Domains) -> Splits:
+        return self.neurons.splits(domains.state["neuron"].long(), domains.state["sign"])
+
+    def _free(self, domains: Domains) -> Tensor:
+        """(N, neurons), which a domain may still decide on."""
+        neuron, sign = domains.state["neuron"].long(), domains.state["sign"]
+        taken = torch.zeros(len(domains), len(self.neurons.loose), dtype=torch.int8, device=sign.device)
+        taken.scatter_reduce_(1, neuron, sign.abs(), "amax")
+        return self.neurons.loose & (taken == 0)
+
+    def _relax(self, splits: Splits, count: int) -> Relaxed:
+        if not self.settings.recompute or not splits:
+            return impose(self.relaxed, splits)
+
+        def refine(name: str, interval: Interval) -> Interval:
+            known = self.relaxed.intervals[name]
+            if name in splits:
+                known = cut_interval(known, splits[name])
+            return combine(known, interval, True)
+
+        every = torch.zeros(count, dtype=torch.int64, device=self.weights.device)
+        boxes = self.box.select(every)
+        return bound_intermediate(self.weights, boxes, self.settings.bounds, self.deadline, refine)
+
+
+def _children(domains: Domains, chosen: Tensor) -> Domains:
+    """All sign patterns of the neurons `chosen` (N, levels), N 2^levels domains."""
+    levels = chosen.shape[1]
+    patterns = torch.tensor(list(itertools.product((1, -1), repeat=levels)), device=chosen.device)
+    parents = torch.arange(len(domains), device=chosen.device).repeat_interleave(len(patterns))
+    neurons, signs = chosen[parents], patterns.repeat(len(domains), 1)
+    born = domains.select(parents)
+    state = dict(born.state)
+    state["neuron"] = torch.cat([state["neuron"], neurons.to(torch.int32)], dim=1)
+    state["sign"] = torch.cat([state["sign"], signs.to(torch.int8)], dim=1)
+    state["beta"] = pad_last(state["beta"], state["sign"].shape[1])
+    ident = born.ident
+    for level in range(levels):
+        ident = child_ident(ident, neurons[:, level], signs[:, level])
+    return Domains(born.margin, born.goal, ident, born.depth + levels, state)
+
+
+def _without_gaps(domains: Domains) -> Domains:
+    """The same domains with their decisions moved to the front, in no more columns than are needed."""
+    state = dict(domains.state)
+    sign = state["sign"]
+    if not sign.shape[1]:
+        return domains
+    width = int((sign != 0).sum(1).max()) if len(sign) else 0
+    order = (sign == 0).to(torch.int8).argsort(dim=1, stable=True)[:, :width]
+    state["sign"], state["neuron"] = sign.gather(1, order), state["neuron"].gather(1, order)
+    columns = order[:, None].expand(-1, state["beta"].shape[1], -1)
+    state["beta"] = state["beta"].gather(2, columns)
+    return dataclasses.replace(domains, state=state)

@@ -1,0 +1,94 @@
+"""What the loop asks of a way to split domains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from abcrown_dist.bab.domains import Domains, concatenate
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """N domains with their new bounds.
+
+    Attributes:
+        domains: with new margins and states, in the order in which they were given.
+        proven: (N,) bool, refuted beyond rounding.
+        points: (N, inputs) float64, where the best bound of each takes its minimum: the likeliest
+            counterexamples that a bound can name.
+    """
+
+    domains: Domains
+    proven: Tensor
+    points: Tensor
+
+    def first(self, count: int) -> Bounded:
+        """The first `count` domains."""
+        if count == len(self.proven):
+            return self
+        kept = torch.arange(count, device=self.proven.device)
+        return Bounded(self.domains.select(kept), self.proven[:count], self.points[:count])
+
+
+def joined(parts: Sequence[Bounded]) -> Bounded:
+    """All domains of several parts, one after the other."""
+    return Bounded(
+        concatenate([part.domains for part in parts]),
+        torch.cat([part.proven for part in parts]),
+        torch.cat([part.points for part in parts]),
+    )
+
+
+@dataclass(frozen=True)
+class Branched:
+    """What became of N domains.
+
+    Attributes:
+        children: to be bounded next.
+        leaves: domains that cannot be split any more.
+    """
+
+    children: Domains
+    leaves: Domains
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The exact answer on N leaves.
+
+    Attributes:
+        proven: (N,) bool.
+        margin: (N,) float64, positive where one is proven: by how much its constraints cannot be met.
+        points: (N, inputs) float64, the least violated point of each.
+    """
+
+    proven: Tensor
+    margin: Tensor
+    points: Tensor
+
+
+class Splitter(Protocol):
+    """A kind of domain: how to bound it, how to split it, what to do where nothing is left to split."""
+
+    disjuncts: tuple[int, ...]  # the property's disjunct of every goal
+
+    def roots(self) -> Domains:
+        """One domain per goal, not bounded yet."""
+        ...
+
+    def bound(self, domains: Domains) -> Bounded:
+        """Bound domains, from what their parents knew."""
+        ...
+
+    def branch(self, domains: Domains, levels: int) -> Branched:
+        """Split each domain into up to 2^levels children."""
+        ...
+
+    def examine(self, leaves: Domains) -> Examined:
+        """Decide leaves exactly, as far as the arithmetic allows."""
+        ...

@@ -1,0 +1,300 @@
+"""beta-CROWN: bounds over domains that branching has cut out by the signs of pre-activations.
+
+Wang et al., "Beta-CROWN: Efficient Bound Propagation with Per-neuron Split Constraints for Neural
+Network Robustness Verification", NeurIPS 2021. A decision  s z_i >= 0  with s = +1 or -1 does two things:
+it makes a ReLU linear in its domain, and it enters the bound through a multiplier beta >= 0, since
+
+    min { a x : s z_i >= 0 }  >=  min { a x - beta s z_i }          for every beta >= 0 (weak duality),
+
+so that a backward pass subtracts  beta s  from the coefficient of z_i. At a fixed minimiser the bound is
+linear in beta with derivative -s z_i, and the sweep that gives the slopes of alpha yields z_i as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from abcrown_dist.bounds.alpha import slope_variables
+from abcrown_dist.bounds.ascent import Ascent, Variable
+from abcrown_dist.bounds.backward import Push, Start, back_substitute, concretize, sweep
+from abcrown_dist.bounds.concretize import InputSet
+from abcrown_dist.bounds.types import Interval, OneHot, Relaxed, RelaxedNode, RowBounds
+from abcrown_dist.util.deadline import Deadline
+from abcrown_dist.weights.base import Weights
+
+_BETA = "beta of all splits"  # the multipliers' name among the variables; no node is called so
+
+# Which of the domains `index` (n,) are decided, given bounds (n, R) that are at most `error` (n, R) off.
+Decided = Callable[[RowBounds, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class BetaSettings:
+    """How slopes and multipliers are optimised in branch and bound; names as in `solver.beta-crown`.
+
+    Attributes:
+        prune: share of decided domains above which they leave the optimisation; None: never.
+    """
+
+    iteration: int = 50
+    lr_alpha: float = 0.01
+    lr_beta: float = 0.05
+    lr_decay: float = 0.98
+    early_stop_patience: int = 10
+    prune: float | None = 0.2
+
+
+@dataclass(frozen=True)
+class Split:
+    """Decisions  sign z[index] >= 0  on one pre-activation, in each of B domains.
+
+    Attributes:
+        index: (B, D) flat own neurons, 0 where a column is not about one of them.
+        sign: (B, D) +1 or -1, 0 in such columns.
+    """
+
+    index: Tensor
+    sign: Tensor
+
+    def select(self, domains: Tensor) -> Split:
+        """The decisions of some domains (n,)."""
+        return Split(self.index[domains], self.sign[domains])
+
+
+Splits = Mapping[str, Split]  # by name of the pre-activation; all have the same D columns
+
+
+@dataclass(frozen=True)
+class Optimised:
+    """Best bounds (B, R) with their rounding errors, and what gave them.
+
+    Attributes:
+        alphas: lower slopes (B, R, *shape) by nonlinear node.
+        beta: multipliers (B, R, D) of the splits.
+        points: minimisers of the bounds over the input set (B, R, *shape), by input.
+    """
+
+    bounds: RowBounds
+    alphas: dict[str, Tensor]
+    beta: Tensor
+    points: dict[str, Tensor]
+
+
+def impose(relaxed: Relaxed, splits: Splits) -> Relaxed:
+    """The relaxation in each domain: a neuron on which it has decided is linear there.
+
+    Intervals and sensitivities stay those of the whole, which hold in every domain.
+    """
+    nodes = dict(relaxed.nodes)
+    for name, node in relaxed.nodes.items():
+        source = node.node.inputs[0]
+        if source in splits:
+            cut = cut_interval(relaxed.intervals[source], splits[source])
+            lines = node.relaxation.lines(node.node.attrs, cut.lower, cut.upper)
+            nodes[name] = RelaxedNode(node.node, lines)
+    return dataclasses.replace(relaxed, nodes=nodes)
+
+
+def cut_interval(known: Interval, split: Split) -> Interval:
+    """Pre-activation bounds (B, *shape) in each domain, given those of the whole or of each domain."""
+    count = len(split.index)
+    shape = known.lower.shape[1:]
+    ends = []
+    for side, reduce, gone, sign in (
+        (known.lower, "amax", -torch.inf, 1),
+        (known.upper, "amin", torch.inf, -1),
+    ):
+        flat = side.expand(count, *shape).flatten(1).clone()
+        if flat.numel():
+            wall = torch.zeros_like(split.sign).masked_fill(split.sign != sign, gone)
+            flat.scatter_reduce_(1, split.index, wall.to(flat.dtype), reduce)
+        ends.append(flat.reshape(count, *shape))
+    return Interval(ends[0], ends[1], known.error.expand(count, *shape))
+
+
+def projected(alphas: Mapping[str, Tensor], relaxed: Relaxed) -> dict[str, Tensor]:
+    """Slopes (B, R, *shape) moved to where every domain's lines are sound: copies."""
+    found = {}
+    for name, alpha in alphas.items():
+        span = relaxed.nodes[name].lines.alpha_range
+        assert span is not None
+        found[name] = torch.clamp(alpha, span[0][:, None], span[1][:, None])
+    return found
+
+
+def pushes(splits: Splits, beta: Tensor) -> dict[str, Push]:
+    """What the multipliers (B, R, D) add to the coefficients of every split pre-activation."""
+    return {name: Push(split.index, -beta * split.sign[:, None]) for name, split in splits.items()}
+
+
+def evaluate(
+    weights: Weights,
+    start: Start,
+    relaxed: Relaxed,
+    inputs: InputSet,
+    splits: Splits,
+    alphas: Mapping[str, Tensor],
+    beta: Tensor,
+) -> tuple[RowBounds, dict[str, Tensor]]:
+    """Bounds at given slopes and multipliers with their rounding error, and their minimisers."""
+    linear = back_substitute(weights, start, relaxed, alphas=alphas, pushes=pushes(splits, beta))
+    return concretize(weights, linear, inputs), inputs.minimiser(linear.A)
+
+
+def gradients(
+    weights: Weights,
+    start: Start,
+    relaxed: Relaxed,
+    inputs: InputSet,
+    splits: Splits,
+    alphas: Mapping[str, Tensor],
+    beta: Tensor,
+    track_error: bool = False,
+) -> tuple[RowBounds, dict[str, Tensor], Tensor]:
+    """Bounds, and their derivative with respect to each slope and each multiplier, in the same shapes."""
+    tape: dict[str, Tensor] = {}
+    pushed = pushes(splits, beta)
+    linear = back_substitute(
+        weights, start, relaxed, alphas=alphas, tape=tape, track_error=track_error, pushes=pushed
+    )
+    bounds = concretize(weights, linear, inputs, track_error)
+    points = inputs.minimiser(linear.A)
+    del linear
+    slopes: dict[str, Tensor] = {}
+    by_beta = torch.zeros_like(beta)
+    seen: set[str] = set()
+    for name, z in sweep(weights, start, relaxed, points, tape, alphas):
+        source = relaxed.nodes[name].node.inputs[0]
+        if source in splits and source not in seen:
+            seen.add(source)
+            by_beta -= _at(z, splits[source])
+        if name in alphas:
+            slopes[name] = tape[name].clamp(min=0) * z
+        del z
+    return bounds, slopes, weights.total(by_beta)
+
+
+def _at(z: Tensor, split: Split) -> Tensor:
+    """s z at the split neurons, (B, R, D)."""
+    flat = z.flatten(2)
+    if not flat.shape[2]:
+        return torch.zeros((), dtype=z.dtype, device=z.device)
+    index = split.index[:, None].expand(-1, flat.shape[1], -1)
+    return flat.expand(len(index), -1, -1).gather(2, index) * split.sign[:, None]
+
+
+def maximise(
+    weights: Weights,
+    start: Start,
+    relaxed: Relaxed,
+    inputs: InputSet,
+    splits: Splits,
+    alphas: Mapping[str, Tensor],
+    beta: Tensor,
+    settings: BetaSettings,
+    decided: Decided,
+    deadline: Deadline | None = None,
+) -> Optimised:
+    """Maximise the lower bounds of every row over slopes and multipliers, from given ones.
+
+    Args:
+        start: rows (B, R, *shape) by output node.
+        relaxed: in each domain, see `impose`.
+        alphas: (B, R, *shape) by nonlinear node, every movable one below `start`.
+        beta: (B, R, D), not negative.
+        decided: a domain of which it is true is not optimised any more.
+
+    Returns:
+        The best bounds that were met, measured once more with their rounding error.
+
+    Raises:
+        DeadlineExceeded: between two iterations.
+    """
+    race = _Race(start, relaxed, splits, alphas, beta, settings)
+    for step in range(settings.iteration):
+        bounds, slopes, by_beta = gradients(
+            weights, race.start, race.relaxed, inputs, race.splits, race.alphas, race.beta, step == 0
+        )
+        race.ascent.record(bounds)
+        over = decided(race.ascent.best, race.index)
+        finished = bool((over | race.ascent.settled().all(1)).all()) or step + 1 == settings.iteration
+        # Ranks that share weights pass them together: who is done goes on until all are.
+        if weights.group.all_true(finished):
+            break
+        race.ascent.move({**slopes, _BETA: by_beta})
+        del slopes, by_beta
+        if settings.prune is not None and weights.group.size == 1:
+            race.drop(over, settings.prune)
+        if deadline is not None:
+            deadline.check()
+    best = race.finish()
+    found = best.pop(_BETA)
+    bounds, points = evaluate(weights, start, relaxed, inputs, splits, best, found)
+    return Optimised(bounds, best, found, points)
+
+
+class _Race:
+    """An optimisation that domains leave when they are decided.
+
+    Attributes:
+        index: (n,) the domains that are still in it.
+        start, relaxed, splits, ascent: theirs.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        relaxed: Relaxed,
+        splits: Splits,
+        alphas: Mapping[str, Tensor],
+        beta: Tensor,
+        settings: BetaSettings,
+    ) -> None:
+        self.start, self.relaxed, self.splits = start, relaxed, splits
+        self.index = torch.arange(len(beta), device=beta.device)
+        # What was free in the parent may be decided here.
+        variables = slope_variables(projected(alphas, relaxed), relaxed, settings.lr_alpha)
+        variables[_BETA] = Variable(beta.clone(), settings.lr_beta, lower=0.0)
+        self.ascent = Ascent(
+            variables, decay=settings.lr_decay, patience=settings.early_stop_patience, keep=True
+        )
+        self.results = {name: torch.empty_like(item.value) for name, item in variables.items()}
+
+    @property
+    def alphas(self) -> dict[str, Tensor]:
+        return {name: item.value for name, item in self.ascent.variables.items() if name != _BETA}
+
+    @property
+    def beta(self) -> Tensor:
+        return self.ascent.variables[_BETA].value
+
+    def drop(self, over: Tensor, share: float) -> None:
+        """Let the domains `over` (mask) leave, if they are many enough to be worth the copy."""
+        if int(over.sum()) < max(1, share * len(over)) or bool(over.all()):
+            return
+        self._keep_results(over)
+        stay = torch.nonzero(~over).flatten()
+        self.index = self.index[stay]
+        self.ascent = self.ascent.select(stay)
+        self.start = {name: _select(rows, stay) for name, rows in self.start.items()}
+        self.splits = {name: split.select(stay) for name, split in self.splits.items()}
+        self.relaxed = self.relaxed.select(stay)
+
+    def finish(self) -> dict[str, Tensor]:
+        """The variables that gave every domain its best bounds."""
+        self._keep_results(torch.ones_like(self.index, dtype=torch.bool))
+        return self.results
+
+    def _keep_results(self, chosen: Tensor) -> None:
+        where = self.index[chosen]
+        for name, values in self.ascent.best_values.items():
+            self.results[name][where] = values[chosen]
+
+
+def _select(rows: Tensor | OneHot, domains: Tensor) -> Tensor | OneHot:
+    return rows if isinstance(rows, OneHot) or len(rows) == 1 else rows[domains]

@@ -1,0 +1,213 @@
+"""The steps of the main flow: each attacks or bounds what is still open, and takes down what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from abcrown_dist.attack.pgd import Settings as AttackSettings
+from abcrown_dist.attack.pgd import find_counterexamples
+from abcrown_dist.attack.probe import Probe
+from abcrown_dist.bab.clauses import Clauses, batches
+from abcrown_dist.bab.goals import Goals
+from abcrown_dist.bab.loop import Loop, LoopSettings, Search
+from abcrown_dist.bab.root import Root, refute
+from abcrown_dist.bab.rounds import Round
+from abcrown_dist.bab.split_input import InputSplitter
+from abcrown_dist.bab.split_relu import ReluSplitter
+from abcrown_dist.bab.splitter import Splitter
+from abcrown_dist.bounds.propagate import bound_intermediate
+from abcrown_dist.bounds.settings import BoundSettings
+from abcrown_dist.config import Config
+from abcrown_dist.options import InputBranching, NeuronBranching, Step
+from abcrown_dist.problem import Problem
+from abcrown_dist.report.progress import Progress
+from abcrown_dist.report.summary import ClauseBound
+from abcrown_dist.spec.property import Verdict, Witness
+from abcrown_dist.util.deadline import Deadline
+from abcrown_dist.weights.base import Weights
+from abcrown_dist.weights.evaluate import flat_network
+
+_BOXES = 4096  # of a property, put into one search on inputs
+
+
+@dataclass
+class Outcome:
+    """What is known of an instance; grows while the flow goes on and is its result."""
+
+    verdict: Verdict = Verdict.UNKNOWN
+    reason: str = ""
+    witness: Witness | None = None
+    open: set[int] = field(default_factory=set)  # disjuncts that nothing has refuted yet
+    bounds: dict[int, ClauseBound] = field(default_factory=dict)
+    rounds: list[Round] = field(default_factory=list)  # of branch and bound
+    domains: int = 0  # that it bounded
+
+
+class Flow:
+    """Takes steps on one problem.
+
+    Attributes:
+        roots: bounds of the boxes that the last bound method left open, which a search begins with.
+        given_up: why the last search ended without an answer; empty if it did not.
+    """
+
+    def __init__(
+        self, config: Config, problem: Problem, deadline: Deadline, progress: Progress, outcome: Outcome
+    ) -> None:
+        self.config, self.problem, self.deadline = config, problem, deadline
+        self.progress, self.outcome = progress, outcome
+        self.largest = torch.finfo(problem.model.dtype).max
+        self.roots: list[Root] = []
+        self.given_up = ""
+
+    def take(self, step: Step) -> Witness | None:
+        """Take one step; a confirmed counterexample ends the flow."""
+        if isinstance(step, AttackSettings):
+            with self.progress.phase("attack"):
+                return self._attack(step)
+        if isinstance(step, BoundSettings):
+            with self.progress.phase(step.method):
+                return self._bound(step)
+        if isinstance(step, InputBranching):
+            with self.progress.phase("branch on inputs"):
+                return self._branch_on_inputs(step)
+        if isinstance(step, NeuronBranching):
+            with self.progress.phase("branch on neurons"):
+                return self._branch_on_neurons(step)
+        raise NotImplementedError(step)
+
+    def _attack(self, settings: AttackSettings) -> Witness | None:
+        weights = self.problem.weights
+        candidates = find_counterexamples(
+            flat_network(weights.graph, weights),
+            self.problem.prop,
+            settings,
+            seed=self.config.general.seed,
+            device=weights.device,
+            dtype=weights.dtype,
+            deadline=self.deadline,
+            only=self.outcome.open,
+        )
+        return self._first_confirmed((c.disjunct, c.x) for c in candidates)
+
+    def _bound(self, settings: BoundSettings) -> Witness | None:
+        """Refute open disjuncts; those within rounding of proof once more in float64 (design rule 7.2)."""
+        doubtful, suspects = self._refute(settings, self.problem.weights, self.outcome.open)
+        if doubtful and self.problem.weights.dtype != torch.float64:
+            precise = self.problem.weights.to(torch.float64)
+            if precise is not None:
+                self._refute(settings, precise, doubtful)
+        return self._first_confirmed(s for s in suspects if s[0] in self.outcome.open)
+
+    def _refute(
+        self, settings: BoundSettings, weights: Weights, wanted: set[int]
+    ) -> tuple[set[int], list[tuple[int, np.ndarray]]]:
+        found = refute(
+            weights,
+            self.problem.prop,
+            sorted(wanted),
+            settings,
+            batch_size=self.config.solver.batch_size,
+            deadline=self.deadline,
+            model_dtype=self.problem.model.dtype,
+        )
+        for index, margins in found.margins.items():
+            refuted = index in found.refuted
+            self.outcome.bounds[index] = ClauseBound(index, margins, refuted, settings.method)
+        self.outcome.open -= found.refuted
+        if weights is self.problem.weights:
+            self.roots = found.roots
+        return found.doubtful, found.suspects
+
+    def _branch_on_inputs(self, step: InputBranching) -> Witness | None:
+        search = Search()
+        for clauses in self._open_clauses(_BOXES):
+            goals = Goals.of(clauses, self.outcome.open)
+            splitter = InputSplitter(
+                self.problem.weights, clauses.box, goals, self.largest, step.inputs, self.deadline
+            )
+            self._explore(splitter, step.loop, search)
+        return self._take_down(search, "input splitting")
+
+    def _branch_on_neurons(self, step: NeuronBranching) -> Witness | None:
+        search = Search()
+        for root in self._open_roots(step.relu.bounds):
+            for b in range(root.clauses.box.domains):
+                here = torch.tensor([b], device=root.clauses.rhs.device)
+                clauses, relaxed = root.clauses.select(here), root.relaxed.select(here)
+                wanted = self.outcome.open & set(clauses.disjunct.flatten().tolist())
+                if wanted:
+                    splitter = ReluSplitter(
+                        self.problem.weights,
+                        clauses.box,
+                        relaxed,
+                        Goals.of(clauses, wanted),
+                        self.largest,
+                        step.relu,
+                        self.deadline,
+                    )
+                    self._explore(splitter, step.loop, search)
+        return self._take_down(search, "beta-crown")
+
+    def _open_clauses(self, boxes: int) -> Iterator[Clauses]:
+        problem = self.problem
+        yield from batches(
+            problem.prop, problem.weights, sorted(self.outcome.open), boxes, problem.model.dtype
+        )
+
+    def _open_roots(self, settings: BoundSettings) -> Iterator[Root]:
+        """What the last bound method left, or bounds computed now."""
+        if self.roots:
+            yield from self.roots
+            return
+        with torch.no_grad():
+            for clauses in self._open_clauses(self.config.solver.batch_size):
+                relaxed = bound_intermediate(self.problem.weights, clauses.box, settings, self.deadline)
+                yield Root(clauses, relaxed)
+
+    def _explore(self, splitter: Splitter, settings: LoopSettings, search: Search) -> None:
+        if search.witness is not None or search.reason:
+            return
+        weights, begun, visited = self.problem.weights, self.deadline.elapsed(), search.visited
+        probe = Probe(
+            flat_network(weights.graph, weights),
+            self.problem.prop,
+            self.problem.confirmer.confirm,
+            weights.dtype,
+            self.config.general.seed,
+            self.deadline,
+        )
+
+        def show(latest: Round) -> None:
+            self.outcome.rounds.append(latest)
+            self.outcome.domains += latest.visited - (visited if not shown else shown[-1].visited)
+            shown.append(latest)
+            rate = (latest.visited - visited) / max(latest.seconds - begun, 1e-9)
+            self.progress.update(latest.line(rate))
+
+        shown: list[Round] = []
+        with torch.no_grad():
+            Loop(splitter, settings, probe, self.deadline, search, show).run()
+
+    def _take_down(self, search: Search, method: str) -> Witness | None:
+        for index in search.refuted & self.outcome.open:
+            self.outcome.bounds[index] = ClauseBound(index, [search.margins[index]], True, method)
+        self.outcome.open -= search.refuted
+        self.given_up = search.reason
+        self.problem.confirmer.release()
+        return search.witness
+
+    def _first_confirmed(self, points: Iterable[tuple[int, np.ndarray]]) -> Witness | None:
+        confirmer = self.problem.confirmer
+        try:
+            for disjunct, x in points:
+                witness = confirmer.confirm(x, disjunct)
+                if witness is not None:
+                    return witness
+            return None
+        finally:
+            confirmer.release()
