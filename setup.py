@@ -20,6 +20,8 @@ def data_packages() -> dict[str, str]:
     }
 
 
+PLOT = ["matplotlib"]  # general.plot_file; nothing else needs it, and it takes 90 MB with what it pulls in
+
 setup(
     name="abcrown_dist",
     version=re.search(r'__version__ = "(.+)"', (ROOT / "abcrown_dist/__init__.py").read_text())[1],
@@ -45,7 +47,9 @@ setup(
         "rich",  # live progress and the summary table
     ],
     extras_require={
+        "plot": PLOT,
         "test": [
+            *PLOT,
             "pytest",
             "pytest-timeout",
             "hypothesis",
@@ -53,7 +57,7 @@ setup(
             "ruff",
             "mypy",
             "types-PyYAML",
-        ]
+        ],
     },
     entry_points={"console_scripts": ["abcrown-dist=abcrown_dist.__main__:console"]},
 )

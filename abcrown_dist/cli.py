@@ -20,6 +20,7 @@ from abcrown_dist.config.plan_request import COMMAND, parse_plan
 from abcrown_dist.util.errors import VerifierError, describe, exit_code
 
 INTERRUPTED = 130
+PREPARE = "prepare"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,8 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     config: Config | None = None
     try:
-        if words and words[0] == COMMAND:
-            return _plan(words[1:])
+        alone = {COMMAND: _plan, PREPARE: _prepare}
+        if words and words[0] in alone:
+            first = int(os.environ.get("RANK") or 0) == 0  # under torchrun one process will do
+            return alone[words[0]](words[1:]) if first else 0
         if int(os.environ.get("WORLD_SIZE") or 1) > 1:
             return _run_as_rank(words, start)
         config = load_config(words)
@@ -62,6 +65,15 @@ def _plan(words: Sequence[str]) -> int:
     from abcrown_dist.session import show_plan
 
     return show_plan(config, request)
+
+
+def _prepare(words: Sequence[str]) -> int:
+    """Convert networks ahead of their verification, which then finds them in the graph cache."""
+    config = load_config(words)
+    _log_to_stderr(quiet=True)
+    from abcrown_dist.session import convert
+
+    return convert(config)
 
 
 def _run_as_rank(words: Sequence[str], start: float) -> int:

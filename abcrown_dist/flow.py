@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from abcrown_dist.attack.probe import Probe
 from abcrown_dist.bab.clauses import Clauses, batches
 from abcrown_dist.bab.goals import Goals
 from abcrown_dist.bab.loop import Loop, LoopSettings, Search
-from abcrown_dist.bab.root import Root, refute
+from abcrown_dist.bab.root import OneBox, Root, refute
 from abcrown_dist.bab.rounds import Round
 from abcrown_dist.bab.split_input import InputSplitter
 from abcrown_dist.bab.split_relu import ReluSplitter
@@ -22,7 +23,7 @@ from abcrown_dist.bab.splitter import Splitter
 from abcrown_dist.bounds.propagate import bound_intermediate
 from abcrown_dist.bounds.settings import BoundSettings
 from abcrown_dist.config import Config
-from abcrown_dist.options import InputBranching, NeuronBranching, Step
+from abcrown_dist.options import InputBranching, NeuronBranching, Programs, Refinement, Step
 from abcrown_dist.problem import Problem
 from abcrown_dist.report.progress import Progress
 from abcrown_dist.report.summary import ClauseBound
@@ -31,6 +32,7 @@ from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.evaluate import flat_network
 
+_log = logging.getLogger(__name__)
 _BOXES = 4096  # of a property, put into one search on inputs
 
 
@@ -78,7 +80,11 @@ class Flow:
         if isinstance(step, NeuronBranching):
             with self.progress.phase("branch on neurons"):
                 return self._branch_on_neurons(step)
-        raise NotImplementedError(step)
+        if isinstance(step, Refinement):
+            with self.progress.phase("refine"):
+                return self._refine(step)
+        with self.progress.phase("mip"):
+            return self._solve_programs(step)
 
     def _attack(self, settings: AttackSettings) -> Witness | None:
         weights = self.problem.weights
@@ -135,23 +141,63 @@ class Flow:
 
     def _branch_on_neurons(self, step: NeuronBranching) -> Witness | None:
         search = Search()
-        for root in self._open_roots(step.relu.bounds):
-            for b in range(root.clauses.box.domains):
-                here = torch.tensor([b], device=root.clauses.rhs.device)
-                clauses, relaxed = root.clauses.select(here), root.relaxed.select(here)
-                wanted = self.outcome.open & set(clauses.disjunct.flatten().tolist())
-                if wanted:
-                    splitter = ReluSplitter(
-                        self.problem.weights,
-                        clauses.box,
-                        relaxed,
-                        Goals.of(clauses, wanted),
-                        self.largest,
-                        step.relu,
-                        self.deadline,
-                    )
-                    self._explore(splitter, step.loop, search)
+        for box in self._open_boxes(step.relu.bounds):
+            clauses = box.root.clauses
+            splitter = ReluSplitter(
+                self.problem.weights,
+                clauses.box,
+                box.root.relaxed,
+                Goals.of(clauses, set(box.disjuncts)),
+                self.largest,
+                step.relu,
+                self.deadline,
+            )
+            self._explore(splitter, step.loop, search)
         return self._take_down(search, "beta-crown")
+
+    def _solve_programs(self, step: Programs) -> Witness | None:
+        from abcrown_dist.programs import WholeBox  # scipy takes longer to import than most runs
+
+        outcome, prop = self.outcome, self.problem.prop
+        for box in self._open_boxes(step.bounds):
+            programs = WholeBox(self.problem.weights, box)
+            for index in box.disjuncts:
+                self.deadline.check()
+                found = programs.decide(prop.disjuncts[index], self.deadline, self.config.general.seed)
+                if found.outcome == "refuted":
+                    outcome.bounds[index] = ClauseBound(index, [found.bound], True, "mip")
+                    outcome.open.discard(index)
+                elif found.outcome == "candidate" and found.point is not None:
+                    witness = self._first_confirmed([(index, found.point)])
+                    if witness is not None:
+                        return witness
+                self.given_up = found.reason if index in outcome.open else self.given_up
+        return None
+
+    def _refine(self, step: Refinement) -> Witness | None:
+        """Tighten the roots; the search that follows begins with them."""
+        from abcrown_dist.programs import refined
+
+        boxes = list(self._open_boxes(step.bounds))
+        roots = []
+        for box in boxes:
+            self.deadline.check()
+            root, found = refined(
+                self.problem.weights,
+                box,
+                step.bounds,
+                self.deadline,
+                step.refine_neuron_timeout,
+                step.refine_neuron_time_percentage / len(boxes),
+            )
+            _log.info("%d of %d neurons tightened, %d stable", found.tightened, found.tried, found.stabilised)
+            roots.append(root)
+        self.roots = roots
+        return None
+
+    def _open_boxes(self, settings: BoundSettings) -> Iterator[OneBox]:
+        for root in self._open_roots(settings):
+            yield from OneBox.each(root, self.outcome.open)
 
     def _open_clauses(self, boxes: int) -> Iterator[Clauses]:
         problem = self.problem
@@ -170,7 +216,7 @@ class Flow:
                 yield Root(clauses, relaxed)
 
     def _explore(self, splitter: Splitter, settings: LoopSettings, search: Search) -> None:
-        if search.witness is not None or search.reason:
+        if search.witness is not None:
             return
         weights, begun, visited = self.problem.weights, self.deadline.elapsed(), search.visited
         probe = Probe(

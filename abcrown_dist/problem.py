@@ -16,6 +16,7 @@ from abcrown_dist.attack.confirm import Confirmer
 from abcrown_dist.config import Config
 from abcrown_dist.config.resolve import resolve_device, resolve_dtype
 from abcrown_dist.graph.aten import unsupported
+from abcrown_dist.graph.cache import GraphCache, default_folder
 from abcrown_dist.graph.ir import Graph
 from abcrown_dist.graph.load_onnx import LoadedModel, load_onnx
 from abcrown_dist.parallel.group import ALONE, Group
@@ -57,7 +58,7 @@ def load(config: Config, instance: Instance, group: Group = ALONE) -> Problem:
     """Read both files and check the network against onnxruntime; rank 0 does, the others are told."""
     if group.size == 1:
         model, prop = read_instance(config, instance)
-        return prepare(config, model, prop, Confirmer(prop, instance.model, input_shapes=model.input_shapes))
+        return prepare(config, model, prop, _confirmer(instance, model, prop, group))
     mine: list[LoadedModel] = []
     device = _device(config)
 
@@ -74,11 +75,12 @@ def load(config: Config, instance: Instance, group: Group = ALONE) -> Problem:
     weights = _place(config, graph, group, device)
     del graph  # rank 0's whole model ends here
     missing = unsupported(model.graph, REGISTRY)
-    confirmer = partial(Confirmer, prop, instance.model, input_shapes=model.input_shapes)
-    return Problem(config, model, prop, weights, SharedConfirmer(confirmer, group), missing)
+    return Problem(config, model, prop, weights, _confirmer(instance, model, prop, group), missing)
 
 
-def prepare(config: Config, model: LoadedModel, prop: Property, confirmer: Confirmer) -> Problem:
+def prepare(
+    config: Config, model: LoadedModel, prop: Property, confirmer: Confirmer | SharedConfirmer
+) -> Problem:
     """A problem of this process alone, checked, with its weights in place."""
     check(model, prop)
     missing = unsupported(model.graph, REGISTRY)
@@ -103,9 +105,12 @@ def check(model: LoadedModel, prop: Property) -> None:
 
 
 class SharedConfirmer:
-    """A confirmer on rank 0 that answers to every rank, and holds the whole model only while it is asked."""
+    """A confirmer on rank 0 that answers to every rank, made when it is first asked.
 
-    def __init__(self, make: Callable[[], Confirmer], group: Group) -> None:
+    Among several ranks it holds the whole model only while it is asked.
+    """
+
+    def __init__(self, make: Callable[[], Confirmer], group: Group = ALONE) -> None:
         self._make, self._group = make, group
         self._own: Confirmer | None = None
 
@@ -120,8 +125,17 @@ class SharedConfirmer:
         return self._group.first(ask)[0]
 
     def release(self) -> None:
-        """Let go of onnxruntime's copy of the model until the next question."""
-        self._own = None
+        """Let go of onnxruntime's copy of the model until the next question.
+
+        One process has room for it, and keeps it.
+        """
+        if self._group.size > 1:
+            self._own = None
+
+
+def _confirmer(instance: Instance, model: LoadedModel, prop: Property, group: Group) -> SharedConfirmer:
+    make = partial(Confirmer, prop, instance.model, input_shapes=model.input_shapes)
+    return SharedConfirmer(make, group)
 
 
 def read_instance(config: Config, instance: Instance) -> tuple[LoadedModel, Property]:
@@ -132,7 +146,20 @@ def read_instance(config: Config, instance: Instance) -> tuple[LoadedModel, Prop
     """
     prop = load_vnnlib(instance.property)
     lower, upper = _hull(prop)
-    return load_onnx(instance.model, config.model.input_shape, lower, upper), prop
+    cache = _cache(config)
+    load_network = load_onnx if cache is None else cache.load
+    return load_network(instance.model, config.model.input_shape, lower, upper), prop
+
+
+def _cache(config: Config) -> GraphCache | None:
+    if not config.model.cache_onnx_conversion:
+        return None
+    named = config.model.cache_dir
+    try:
+        return GraphCache(default_folder() if named is None else Path(named).expanduser())
+    except RuntimeError as error:  # no home directory
+        _log.warning("no graph cache: %s; model.cache_dir names a folder for it", error)
+        return None
 
 
 def _device(config: Config) -> torch.device:

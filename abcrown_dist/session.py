@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import logging
 import math
 import sys
@@ -30,6 +31,7 @@ from abcrown_dist.plan.text import print_plan
 from abcrown_dist.problem import Instance, check, read_instance
 from abcrown_dist.relax import REGISTRY
 from abcrown_dist.report.files import check_writable
+from abcrown_dist.report.plot import check_plot, write_plot
 from abcrown_dist.report.progress import Progress
 from abcrown_dist.report.results import write_counterexample, write_results
 from abcrown_dist.report.summary import Summary, peak_memory, versions, write_summary
@@ -51,17 +53,18 @@ class OutputFiles:
     results: str
     summary: str | None = None
     counterexample: str | None = None
+    plot: str | None = None
 
     @classmethod
     def of(cls, config: Config) -> OutputFiles:
         """The files of a single instance."""
         general = config.general
         counterexample = config.attack.cex_path if general.save_adv_example else None
-        return cls(general.results_file, general.summary_file, counterexample)
+        return cls(general.results_file, general.summary_file, counterexample, general.plot_file)
 
     def numbered(self, number: int) -> OutputFiles:
         """The files of one instance of a batch: out.txt -> out_3.txt."""
-        names = (self.results, self.summary, self.counterexample)
+        names = (self.results, self.summary, self.counterexample, self.plot)
         return OutputFiles(*(None if name is None else _numbered(name, number) for name in names))  # type: ignore[arg-type]
 
     def check(self) -> None:
@@ -73,6 +76,8 @@ class OutputFiles:
         for name in (self.results, self.summary, self.counterexample):
             if name is not None:
                 check_writable(name)
+        if self.plot is not None:
+            check_plot(self.plot)
 
 
 def run(config: Config, start: float, world: World = ONE_PROCESS, store: Any = None) -> int:
@@ -135,6 +140,36 @@ def show_plan(config: Config, request: PlanRequest) -> int:
     return 0
 
 
+def convert(config: Config) -> int:
+    """Fill the graph cache with the networks of the configured instances; verify nothing.
+
+    Returns:
+        the exit code: that of the first instance that failed, which does not keep the others from their turn.
+
+    Raises:
+        LoadError: the only instance, or the CSV, cannot be loaded.
+    """
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, cache_onnx_conversion=True))
+    if config.general.csv_name is None:
+        _convert(config, _single(config))
+        return 0
+    path = locate(config, config.general.csv_name)
+    listed = _read_csv(path)
+    code = 0
+    for number in _chosen(config, path, len(listed)):
+        try:
+            _convert(config, _from_row(config, path, number, listed[number]))
+        except LoadError as error:
+            _log.error("%d: %s", number, describe(error))
+            code = code or exit_code(error)
+    return code
+
+
+def _convert(config: Config, instance: Instance) -> None:
+    read_instance(config, instance)
+    print(f"converted: {instance.model}")
+
+
 def run_instance(
     config: Config, instance: Instance, start: float, files: OutputFiles, group: Group = ALONE
 ) -> Outcome:
@@ -170,6 +205,9 @@ def _write(
         write_counterexample(files.counterexample, outcome.witness)
     if files.summary is not None:
         write_summary(files.summary, _summarise(config, instance, deadline, progress, outcome))
+    if files.plot is not None:
+        title = f"{instance.model.name}, {instance.property.name}: {outcome.verdict.value}"
+        write_plot(files.plot, outcome.rounds, title)
 
 
 def _single(config: Config) -> Instance:
@@ -267,9 +305,11 @@ def _summarise(
         reason=outcome.reason,
         instance={"onnx": str(instance.model), "vnnlib": str(instance.property), "timeout": instance.timeout},
         bounds=[outcome.bounds[index] for index in sorted(outcome.bounds)],
+        domains=outcome.domains,
         seconds={**progress.seconds, "total": deadline.elapsed()},
         memory=peak_memory(),
         versions=versions(),
         seed=config.general.seed,
         config=to_dict(config),
+        rounds=outcome.rounds,
     )

@@ -172,3 +172,16 @@ def test_torchrun(tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert f"abcrown_dist {__version__}\n" in found.stdout
+
+
+@pytest.mark.parametrize("command", ["plan", "prepare"])
+def test_under_torchrun_one_process_plans_and_prepares(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others have nothing to do: not even the configuration is read."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert cli.main([command, "--no-such-option"]) == 0
+    monkeypatch.setenv("RANK", "0")
+    assert cli.main([command, "--no-such-option"]) == 2
+    assert "no-such-option" in capsys.readouterr().err

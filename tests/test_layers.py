@@ -28,8 +28,9 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"spec", "util"},
     "interop": {"bounds", "graph", "weights", "relax", "parallel", "util"},
     "options": {"attack", "bab", "bounds", "config", "spec", "weights"},
+    "programs": {"bab", "bounds", "exact", "spec", "util", "weights"},
     "flow": {
-        *("attack", "bab", "bounds", "config", "exact", "options", "problem"),
+        *("attack", "bab", "bounds", "config", "options", "problem", "programs"),
         *("report", "spec", "util", "weights"),
     },
     "verify": {"config", "flow", "options", "parallel", "problem", "report", "spec", "util"},

@@ -108,7 +108,7 @@ def test_a_property_without_disjuncts_has_a_plan(tmp_path: Path) -> None:
 def test_settings_reach_the_engine() -> None:
     config = configure(
         *("--crown_batch_size", "7", "--memory_budget", "3MiB", "--compare_crown_with_ibp", "false"),
-        *("--iteration", "11", "--lr_alpha", "0.25", "--solver.alpha-crown.lr_decay", "0.5"),
+        *("--init_iteration", "11", "--lr_init_alpha", "0.25", "--solver.alpha-crown.lr_decay", "0.5"),
         *("--early_stop_patience", "4"),
     )
     settings = bound_settings(config, "crown")

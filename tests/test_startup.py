@@ -17,7 +17,9 @@ from abcrown_dist import cli
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ["--config", "digits_mlp.yaml", "--results_file"]
 # Parts of torch's compiler, and what they pull in: more than a second together.
-HEAVY = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy", "torchvision", "PIL")
+HEAVY = (
+    *("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy", "torchvision", "PIL", "scipy"),
+)
 
 
 def run(words: list[str]) -> subprocess.CompletedProcess[str]:

@@ -129,8 +129,8 @@ def test_more_work_than_time_is_a_timeout(tmp_path: Path) -> None:
     model = mlp(tmp_path / "net.onnx", [20, 200, 200, 200, 1])
     ranges: list[flow.Range] = [(-1, 1)] * 20
     prop = flow.write_property(tmp_path / "p.vnnlib", ranges, 1, "(<= Y_0 -30)")
-    words = ("--pgd_order", "skip", "--bound_prop_method", "alpha-crown", "--lr_alpha", "0.0001")
-    patience = ("--iteration", "1000000", "--early_stop_patience", "1000000")
+    words = ("--pgd_order", "skip", "--bound_prop_method", "alpha-crown", "--lr_init_alpha", "0.0001")
+    patience = ("--init_iteration", "1000000", "--early_stop_patience", "1000000")
     assert flow.run(model, prop, *words, *patience, deadline=Deadline(1.0)).verdict is Verdict.TIMEOUT
 
 

@@ -89,7 +89,7 @@ def test_run_passes_paths_and_a_limit_below_the_timeout(harness: Harness) -> Non
     *call, limit = harness.arguments()
     assert call == [
         *("-m", "abcrown_dist", "--onnx_path", str(harness.onnx), "--vnnlib_path", str(harness.vnnlib)),
-        *("--results_file", str(harness.results), "--timeout"),
+        *("--cache_onnx_conversion", "--results_file", str(harness.results), "--timeout"),
     ]
     assert float(limit) == 99
 
@@ -181,9 +181,28 @@ def test_wrong_calls_are_refused(harness: Harness, script: str, arguments: tuple
     assert errors.startswith("usage:")
 
 
-def test_prepare_only_looks_at_the_files(harness: Harness) -> None:
-    assert harness.call("prepare_instance.sh", "v1", "x", harness.onnx, harness.vnnlib) == (0, "")
-    assert not harness.record.exists()
+def test_prepare_converts_the_network(harness: Harness) -> None:
+    files = [path.relative_to(harness.root.parent) for path in (harness.onnx, harness.vnnlib)]
+    assert harness.call("prepare_instance.sh", "v1", "x", *files) == (0, "")
+    paths = ["--onnx_path", str(harness.onnx), "--vnnlib_path", str(harness.vnnlib)]
+    assert harness.arguments() == ["-m", "abcrown_dist", "prepare", *paths]
+
+
+def test_prepare_takes_the_settings_of_the_category(harness: Harness) -> None:
+    """An input shape that it names decides how the network is converted."""
+    config = harness.root / "configs" / "vnncomp" / "acasxu.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("{}")
+    assert harness.call("prepare_instance.sh", "v1", "acasxu", harness.onnx, harness.vnnlib) == (0, "")
+    assert harness.arguments()[2:5] == ["prepare", "--config", str(config)]
+
+
+@pytest.mark.parametrize("fake", ["echo broken >&2; exit 3", "kill -KILL $$"])
+def test_what_prepare_cannot_convert_is_left_to_the_run(harness: Harness, fake: str) -> None:
+    """A failed preparation would take the instance out of the competition."""
+    code, errors = harness.call("prepare_instance.sh", "v1", "x", harness.onnx, harness.vnnlib, fake=fake)
+    assert code == 0
+    assert "is not converted ahead; run_instance.sh will try" in errors
 
 
 @pytest.mark.parametrize("missing", ["onnx", "vnnlib"])
@@ -223,9 +242,17 @@ def compress(source: Path, target: Path) -> Path:
     return target
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of the graph cache, instead of the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    return tmp_path / "caches" / "abcrown_dist"
+
+
 def call(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a script as the harness does: from another folder, with a bare environment."""
-    environment = {"PATH": os.environ["PATH"], "ABCROWN_PYTHON": sys.executable}
+    environment = {name: os.environ[name] for name in ("PATH", "XDG_CACHE_HOME")}
+    environment["ABCROWN_PYTHON"] = sys.executable
     command = [str(SCRIPTS / script), "v1", *map(str, arguments)]
     return subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=120)
 
@@ -235,7 +262,9 @@ def call(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     ("kind", "verdict", "category", "compressed"),
     [("crown", "unsat", "digits_2026", False), ("false", "sat", "a category of no year", True)],
 )
-def test_the_digits(tmp_path: Path, kind: str, verdict: str, category: str, compressed: bool) -> None:
+def test_the_digits(
+    tmp_path: Path, own_cache: Path, kind: str, verdict: str, category: str, compressed: bool
+) -> None:
     folder = tmp_path / "a folder"
     folder.mkdir()
     onnx, vnnlib = DIGITS / "digits_mlp.onnx", DIGITS / f"digits_mlp_{kind}.vnnlib"
@@ -244,10 +273,13 @@ def test_the_digits(tmp_path: Path, kind: str, verdict: str, category: str, comp
     results = folder / "new" / "a result.txt"
     prepared = call("prepare_instance.sh", category, onnx, vnnlib)
     assert (prepared.returncode, prepared.stderr) == (0, "")
+    kept = {file: file.stat().st_mtime_ns for file in own_cache.iterdir()}
+    assert sorted(file.suffix for file in kept) == [".compared", ".graph"]
     ran = call("run_instance.sh", category, onnx, vnnlib, results, 60)
     assert ran.returncode == 0, ran.stderr
     first, *witness = results.read_text().splitlines()
     assert first == verdict
+    assert {file: file.stat().st_mtime_ns for file in own_cache.iterdir()} == kept
     assert sorted(path.name for path in results.parent.iterdir()) == [results.name]
     if verdict == "sat":
         assert_counterexample(onnx, vnnlib, witness)

@@ -3,7 +3,8 @@
 #
 # RESULTS holds a verdict in its first line whatever happens to the verifier. The interpreter is
 # $ABCROWN_PYTHON, else the one of the repository's .venv. Settings come from
-# configs/vnncomp/CATEGORY.yaml where that exists, else they are chosen automatically.
+# configs/vnncomp/CATEGORY.yaml where that exists, else they are chosen automatically. A network that
+# prepare_instance.sh has converted is found in the graph cache.
 set -euo pipefail
 
 if [[ $# -ne 6 || $1 != v1 ]]; then
@@ -28,7 +29,8 @@ export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 # to stop a little earlier, and is stopped at TIMEOUT if it does not.
 limit=$(awk -v t="$timeout" 'BEGIN { margin = 0.05 * t; printf "%.6f", t - (margin < 1 ? margin : 1) }')
 
-arguments=(--onnx_path "$onnx" --vnnlib_path "$vnnlib" --results_file "$results" --timeout "$limit")
+arguments=(--onnx_path "$onnx" --vnnlib_path "$vnnlib" --cache_onnx_conversion
+    --results_file "$results" --timeout "$limit")
 config="$root/configs/vnncomp/$category.yaml"
 if [[ -f $config ]]; then
     arguments=(--config "$config" "${arguments[@]}")

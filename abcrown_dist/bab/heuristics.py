@@ -12,6 +12,7 @@ bounds that splitting them gives: fsb with CROWN's slopes, kfsb with those and t
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +20,10 @@ from torch import Tensor
 
 from abcrown_dist.bab.domains import pad_last
 from abcrown_dist.bab.neurons import Neurons
-from abcrown_dist.bounds.backward import Start, back_substitute, concretize, sweep
-from abcrown_dist.bounds.beta import impose, projected, pushes
-from abcrown_dist.bounds.concretize import InputSet
+from abcrown_dist.bounds.backward import concretize, sweep
+from abcrown_dist.bounds.beta import Problem, impose
 from abcrown_dist.bounds.rules import relaxed_forward
-from abcrown_dist.bounds.types import Relaxed, RelaxedNode
+from abcrown_dist.bounds.types import RelaxedNode
 from abcrown_dist.graph.aten import classify
 from abcrown_dist.weights.base import Weights
 
@@ -33,16 +33,14 @@ class Rows:
     """One row of each of B domains, with all that bounds it.
 
     Attributes:
-        start: (B or 1, 1, *shape) by output node.
-        relaxed: in each domain.
+        problem: with R = 1.
         neuron, sign: (B, D) decisions.
         alpha, beta: (B, 1, U) and (B, 1, D), as domains keep them.
         enough: (B,) float64, the bound from which on a row is refuted.
         free: (B, neurons) bool, which may be split.
     """
 
-    start: Start
-    relaxed: Relaxed
+    problem: Problem
     neuron: Tensor
     sign: Tensor
     alpha: Tensor
@@ -67,17 +65,15 @@ class Branching:
 
 
 class Chooser:
-    """Chooses neurons of a network over one box.
+    """Chooses neurons of a network.
 
     Args:
         neurons: of the network.
-        root: bounds over the whole box.
-        inputs: the box.
+        branching: how to choose.
     """
 
-    def __init__(self, neurons: Neurons, root: Relaxed, inputs: InputSet, branching: Branching) -> None:
-        self.neurons, self.weights = neurons, neurons.weights
-        self.root, self.inputs, self.branching = root, inputs, branching
+    def __init__(self, neurons: Neurons, branching: Branching) -> None:
+        self.neurons, self.weights, self.branching = neurons, neurons.weights, branching
 
     def choose(self, rows: Rows, count: int) -> Tensor:
         """The best `count` neurons (B, count) of every domain, all different; each has that many free."""
@@ -93,18 +89,13 @@ class Chooser:
 
     def score(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Both scores (B, neurons), greater is better; -inf where a neuron is not free."""
-        neurons, weights, relaxed = self.neurons, self.weights, rows.relaxed
-        splits = neurons.splits(rows.neuron, rows.sign)
-        alphas = projected(neurons.unpack(rows.alpha, self.root), relaxed)
-        tape: dict[str, Tensor] = {}
-        pushed = pushes(splits, rows.beta)
-        linear = back_substitute(
-            weights, rows.start, relaxed, alphas=alphas, tape=tape, track_error=False, pushes=pushed
-        )
-        points = self.inputs.minimiser(linear.A)
+        neurons, weights, problem = self.neurons, self.weights, rows.problem
+        relaxed, tape = problem.relaxed, dict[str, Tensor]()
+        linear, alphas = problem.linear(rows.alpha, rows.beta, tape, track_error=False)
+        points = problem.inputs.minimiser(linear.A)
         babsr = torch.zeros(rows.free.shape, dtype=weights.dtype, device=weights.device)
         gap = torch.zeros_like(babsr)
-        for name, z in sweep(weights, rows.start, relaxed, points, tape, alphas):
+        for name, z in sweep(weights, problem.start, relaxed, points, tape, alphas):
             source = relaxed.nodes[name].node.inputs[0]
             if source in neurons.offset:
                 first = neurons.offset[source]
@@ -125,20 +116,16 @@ class Chooser:
 
     def _bound(self, rows: Rows, column: Tensor, sign: int) -> Tensor:
         """Bounds (B,) with one more decision on the neurons (B, 1), not optimised."""
-        neurons = self.neurons
         signs = torch.cat([rows.sign, torch.full_like(column, sign, dtype=rows.sign.dtype)], dim=1)
-        splits = neurons.splits(torch.cat([rows.neuron, column], dim=1), signs)
-        relaxed = impose(rows.relaxed, splits)
-        alphas: dict[str, Tensor] = {}
+        splits = self.neurons.splits(torch.cat([rows.neuron, column], dim=1), signs)
+        relaxed = impose(rows.problem.relaxed, splits)
+        problem = dataclasses.replace(rows.problem, relaxed=relaxed, splits=splits)
         beta = pad_last(rows.beta, signs.shape[1])
         if self.branching.method == "kfsb":
-            alphas = projected(neurons.unpack(rows.alpha, self.root), relaxed)
+            linear, _ = problem.linear(problem.movable.project(rows.alpha, relaxed), beta, None, False)
         else:
-            beta = torch.zeros_like(beta)
-        linear = back_substitute(
-            self.weights, rows.start, relaxed, alphas=alphas, track_error=False, pushes=pushes(splits, beta)
-        )
-        return concretize(self.weights, linear, self.inputs, track_error=False).lower[:, 0]
+            linear, _ = problem.linear(None, torch.zeros_like(beta), None, False)
+        return concretize(self.weights, linear, problem.inputs, track_error=False).lower[:, 0]
 
 
 def _reduce(sides: Tensor, enough: Tensor, reduceop: str) -> Tensor:

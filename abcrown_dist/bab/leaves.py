@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,10 +21,11 @@ from abcrown_dist.bounds.backward import Start, back_substitute, concretize
 from abcrown_dist.bounds.beta import Splits, impose
 from abcrown_dist.bounds.concretize import Box
 from abcrown_dist.bounds.types import OneHot, Relaxed
-from abcrown_dist.exact.leaf import Leaf as Answer
-from abcrown_dist.exact.leaf import least_violation
 from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.weights.base import Weights
+
+if TYPE_CHECKING:
+    from abcrown_dist.exact.leaf import Leaf as Answer
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class _Programs:
         lower, upper = self._flat(self.box.lower), self._flat(self.box.upper)
         scale = np.abs(A) @ np.maximum(np.abs(lower), np.abs(upper)) + np.abs(b)
         scale = np.maximum(scale, np.finfo(float).tiny * 1e10)
+        from abcrown_dist.exact.leaf import least_violation  # scipy: few runs ever come to a leaf
+
         return least_violation(lower, upper, A, b, scale, slack, time_limit=seconds)
 
     def _decisions(self, name: str, index: Tensor, sign: Tensor) -> Start:

@@ -99,7 +99,7 @@ class Loop:
         self.deadline, self.search, self.on_round = deadline, search, on_round
         self.batch = settings.batch
         self.given_up: set[int] = set()  # goals with a leaf that nothing could decide
-        self.depth = 0
+        self.depth = self.visited = 0
 
     def run(self) -> None:
         """Search until every goal is decided, a counterexample is found or a limit is reached.
@@ -152,6 +152,7 @@ class Loop:
     def _settle(self, bounded: Bounded) -> None:
         """Drop what is refuted, try the rest's minimisers, and keep the rest."""
         count, proven = len(bounded.domains), int(bounded.proven.sum())
+        self.visited += count
         self.search.visited += count
         self.search.verified += proven
         self.depth = int(bounded.domains.depth.max())
@@ -187,9 +188,11 @@ class Loop:
             self.search.reason = f"more than {self.settings.max_domains:g} domains are open"
         elif rounds >= self.settings.max_rounds:
             self.search.reason = f"still open after {rounds} rounds of branching"
-        elif self.search.visited >= self.settings.max_visited:
-            self.search.reason = f"still open after {self.search.visited} domains"
-        return bool(self.search.reason)
+        elif self.visited >= self.settings.max_visited:
+            self.search.reason = f"still open after {self.visited} domains"
+        else:
+            return False
+        return True
 
     def _report(self) -> None:
         search, store = self.search, self.store

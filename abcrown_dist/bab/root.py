@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +33,29 @@ class Root:
 
     clauses: Clauses
     relaxed: Relaxed
+
+
+@dataclass(frozen=True)
+class OneBox:
+    """One box of a root.
+
+    Attributes:
+        root: of this box alone.
+        disjuncts: those of its disjuncts that are open.
+    """
+
+    root: Root
+    disjuncts: tuple[int, ...]
+
+    @classmethod
+    def each(cls, root: Root, is_open: set[int]) -> Iterator[OneBox]:
+        """The boxes of a batch that have open disjuncts."""
+        for b in range(root.clauses.box.domains):
+            here = torch.tensor([b], device=root.clauses.rhs.device)
+            clauses = root.clauses.select(here)
+            mine = tuple(sorted(is_open & set(clauses.disjunct.flatten().tolist())))
+            if mine:
+                yield cls(Root(clauses, root.relaxed.select(here)), mine)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from abcrown_dist.bab.leaves import Leaf, examine, flat_points
 from abcrown_dist.bab.neurons import Neurons
 from abcrown_dist.bab.slices import slices
 from abcrown_dist.bab.splitter import Bounded, Branched, Examined, joined
-from abcrown_dist.bounds.beta import BetaSettings, Splits, cut_interval, impose, maximise
+from abcrown_dist.bounds.beta import BetaSettings, Problem, Splits, cut_interval, impose, maximise
 from abcrown_dist.bounds.concretize import Box
 from abcrown_dist.bounds.intervals import combine
 from abcrown_dist.bounds.propagate import bound_intermediate
@@ -78,7 +78,7 @@ class ReluSplitter:
         self.settings, self.deadline = settings, deadline
         self.disjuncts = goals.disjunct
         self.neurons = Neurons.of(weights, relaxed)
-        self.chooser = Chooser(self.neurons, relaxed, box, settings.branching)
+        self.chooser = Chooser(self.neurons, settings.branching)
         sane = stays_finite(weights, relaxed, largest)[:, None].expand(len(goals), 1)
         lost = lost_by_rounding(weights, goals.lost, relaxed, box, goals.rhs)
         self.judge = Judge(goals.rhs, lost, sane)
@@ -99,7 +99,7 @@ class ReluSplitter:
             state={
                 "neuron": zeros(0, dtype=torch.int32),
                 "sign": zeros(0, dtype=torch.int8),
-                "alpha": self.neurons.default(self.relaxed, rows).repeat(count, 1, 1),
+                "alpha": self.neurons.movable.default(self.relaxed, rows, count).clone(),
                 "beta": zeros(rows, 0, dtype=self.weights.dtype),
                 "row": zeros(1),
             },
@@ -113,7 +113,8 @@ class ReluSplitter:
     def branch(self, domains: Domains, levels: int) -> Branched:
         """Decide on the best `levels` neurons of each domain, both ways."""
         domains = _without_gaps(domains)
-        free = self._free(domains).sum(1)
+        # Where the model's own numbers may overflow, no decision will prove anything.
+        free = self._free(domains).sum(1) * self.judge.sane[domains.goal, 0]
         leaves, domains = domains.select(free == 0), domains.select(free > 0)
         if not len(domains):
             return Branched(domains, leaves)
@@ -125,13 +126,15 @@ class ReluSplitter:
     def examine(self, leaves: Domains) -> Examined:
         """By linear programs over all constraints of each leaf, in which the network is affine."""
         domains = _without_gaps(leaves)
-        return examine(
+        found = examine(
             self.weights,
             self.box,
             self.goals,
             [self._leaf(domains.select(slice(i, i + 1))) for i in range(len(domains))],
             self.deadline,
         )
+        # The program knows nothing of a model whose own numbers overflow.
+        return dataclasses.replace(found, proven=found.proven & self.judge.sane[domains.goal, 0])
 
     def _leaf(self, domain: Domains) -> Leaf:
         splits = self._splits(domain)
@@ -149,12 +152,8 @@ class ReluSplitter:
 
         at_root = bool((domains.depth == 0).all())
         found = maximise(
-            self.weights,
-            self.goals.start(goal),
-            self._relax(splits, count),
-            self.box,
-            splits,
-            self.neurons.unpack(state["alpha"], self.relaxed),
+            self._problem(self.goals.start(goal), splits, count),
+            state["alpha"],
             state["beta"],
             self.settings.root if at_root else self.settings.beta,
             decided,
@@ -166,7 +165,7 @@ class ReluSplitter:
         points = {
             name: part.expand(count, *part.shape[1:])[every, row] for name, part in found.points.items()
         }
-        new = {**state, "alpha": self.neurons.pack(found.alphas), "beta": found.beta, "row": row[:, None]}
+        new = {**state, "alpha": found.alpha, "beta": found.beta, "row": row[:, None]}
         return Bounded(
             # What was shown of the parent holds in its parts.
             dataclasses.replace(domains, margin=torch.maximum(domains.margin, best), state=new),
@@ -180,8 +179,7 @@ class ReluSplitter:
         every = torch.arange(len(domains), device=goal.device)
         row = state["row"][:, 0]
         return Rows(
-            start=self.goals.start(goal, row),
-            relaxed=self._relax(self._splits(domains), len(domains)),
+            problem=self._problem(self.goals.start(goal, row), self._splits(domains), len(domains)),
             neuron=state["neuron"],
             sign=state["sign"],
             alpha=state["alpha"][every, row][:, None],
@@ -189,6 +187,10 @@ class ReluSplitter:
             enough=self.goals.rhs[goal, row],
             free=self._free(domains),
         )
+
+    def _problem(self, start: dict[str, Tensor], splits: Splits, count: int) -> Problem:
+        relaxed = self._relax(splits, count)
+        return Problem(self.weights, start, relaxed, self.box, splits, self.neurons.movable)
 
     def _splits(self, domains: Domains) -> Splits:
         return self.neurons.splits(domains.state["neuron"].long(), domains.state["sign"])
@@ -208,7 +210,14 @@ class ReluSplitter:
             known = self.relaxed.intervals[name]
             if name in splits:
                 known = cut_interval(known, splits[name])
-            return combine(known, interval, True)
+            found = combine(known, interval, True)
+            # Bounds cross where no input makes all decisions: what is known of the root holds there too.
+            lost = found.lower.isnan() | found.upper.isnan()
+            return Interval(
+                torch.where(lost, known.lower, found.lower),
+                torch.where(lost, known.upper, found.upper),
+                torch.where(lost, known.error, found.error),
+            )
 
         every = torch.zeros(count, dtype=torch.int64, device=self.weights.device)
         boxes = self.box.select(every)

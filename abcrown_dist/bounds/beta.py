@@ -19,15 +19,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from abcrown_dist.bounds.alpha import slope_variables
 from abcrown_dist.bounds.ascent import Ascent, Variable
-from abcrown_dist.bounds.backward import Push, Start, back_substitute, concretize, sweep
+from abcrown_dist.bounds.backward import LinearBound, Push, Start, back_substitute, concretize, sweep
 from abcrown_dist.bounds.concretize import InputSet
+from abcrown_dist.bounds.slopes import Movable
 from abcrown_dist.bounds.types import Interval, OneHot, Relaxed, RelaxedNode, RowBounds
 from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.weights.base import Weights
 
-_BETA = "beta of all splits"  # the multipliers' name among the variables; no node is called so
+_ALPHA, _BETA = "alpha", "beta"
 
 # Which of the domains `index` (n,) are decided, given bounds (n, R) that are at most `error` (n, R) off.
 Decided = Callable[[RowBounds, Tensor], Tensor]
@@ -74,13 +74,13 @@ class Optimised:
     """Best bounds (B, R) with their rounding errors, and what gave them.
 
     Attributes:
-        alphas: lower slopes (B, R, *shape) by nonlinear node.
+        alpha: lower slopes (B, R, U), packed.
         beta: multipliers (B, R, D) of the splits.
         points: minimisers of the bounds over the input set (B, R, *shape), by input.
     """
 
     bounds: RowBounds
-    alphas: dict[str, Tensor]
+    alpha: Tensor
     beta: Tensor
     points: dict[str, Tensor]
 
@@ -117,66 +117,81 @@ def cut_interval(known: Interval, split: Split) -> Interval:
     return Interval(ends[0], ends[1], known.error.expand(count, *shape))
 
 
-def projected(alphas: Mapping[str, Tensor], relaxed: Relaxed) -> dict[str, Tensor]:
-    """Slopes (B, R, *shape) moved to where every domain's lines are sound: copies."""
-    found = {}
-    for name, alpha in alphas.items():
-        span = relaxed.nodes[name].lines.alpha_range
-        assert span is not None
-        found[name] = torch.clamp(alpha, span[0][:, None], span[1][:, None])
-    return found
-
-
 def pushes(splits: Splits, beta: Tensor) -> dict[str, Push]:
     """What the multipliers (B, R, D) add to the coefficients of every split pre-activation."""
     return {name: Push(split.index, -beta * split.sign[:, None]) for name, split in splits.items()}
 
 
-def evaluate(
-    weights: Weights,
-    start: Start,
-    relaxed: Relaxed,
-    inputs: InputSet,
-    splits: Splits,
-    alphas: Mapping[str, Tensor],
-    beta: Tensor,
-) -> tuple[RowBounds, dict[str, Tensor]]:
+@dataclass(frozen=True)
+class Problem:
+    """Rows over B domains, to be bounded from below.
+
+    Attributes:
+        start: (B or 1, R, *shape) by output node.
+        relaxed: in each domain, see `impose`.
+        inputs: the box that all domains are parts of.
+        splits: the decisions that cut them out.
+        movable: neurons whose slopes are given, packed as (B, R, U).
+    """
+
+    weights: Weights
+    start: Start
+    relaxed: Relaxed
+    inputs: InputSet
+    splits: Splits
+    movable: Movable
+
+    def select(self, domains: Tensor) -> Problem:
+        """The same for some domains (n,); what all share stays shared."""
+        return dataclasses.replace(
+            self,
+            start={name: _select(rows, domains) for name, rows in self.start.items()},
+            relaxed=self.relaxed.select(domains),
+            splits={name: split.select(domains) for name, split in self.splits.items()},
+        )
+
+    def linear(
+        self, alpha: Tensor | None, beta: Tensor, tape: dict[str, Tensor] | None, track_error: bool
+    ) -> tuple[LinearBound, dict[str, Tensor]]:
+        """Linear bounds at given slopes and multipliers, and the slopes by node; None: CROWN's slopes."""
+        alphas = {} if alpha is None else self.movable.unpack(alpha, self.relaxed)
+        linear = back_substitute(
+            self.weights, self.start, self.relaxed,
+            alphas=alphas, tape=tape, track_error=track_error, pushes=pushes(self.splits, beta),
+        )  # fmt: skip
+        return linear, alphas
+
+
+def evaluate(problem: Problem, alpha: Tensor, beta: Tensor) -> tuple[RowBounds, dict[str, Tensor]]:
     """Bounds at given slopes and multipliers with their rounding error, and their minimisers."""
-    linear = back_substitute(weights, start, relaxed, alphas=alphas, pushes=pushes(splits, beta))
-    return concretize(weights, linear, inputs), inputs.minimiser(linear.A)
+    linear, _ = problem.linear(alpha, beta, None, track_error=True)
+    return concretize(problem.weights, linear, problem.inputs), problem.inputs.minimiser(linear.A)
 
 
 def gradients(
-    weights: Weights,
-    start: Start,
-    relaxed: Relaxed,
-    inputs: InputSet,
-    splits: Splits,
-    alphas: Mapping[str, Tensor],
-    beta: Tensor,
-    track_error: bool = False,
-) -> tuple[RowBounds, dict[str, Tensor], Tensor]:
-    """Bounds, and their derivative with respect to each slope and each multiplier, in the same shapes."""
+    problem: Problem, alpha: Tensor, beta: Tensor, track_error: bool = False
+) -> tuple[RowBounds, Tensor, Tensor]:
+    """Bounds, and their derivative with respect to each slope (B, R, U) and each multiplier (B, R, D)."""
+    weights, relaxed, movable = problem.weights, problem.relaxed, problem.movable
     tape: dict[str, Tensor] = {}
-    pushed = pushes(splits, beta)
-    linear = back_substitute(
-        weights, start, relaxed, alphas=alphas, tape=tape, track_error=track_error, pushes=pushed
-    )
-    bounds = concretize(weights, linear, inputs, track_error)
-    points = inputs.minimiser(linear.A)
+    linear, alphas = problem.linear(alpha, beta, tape, track_error)
+    bounds = concretize(weights, linear, problem.inputs, track_error)
+    points = problem.inputs.minimiser(linear.A)
     del linear
-    slopes: dict[str, Tensor] = {}
+    by_alpha = dict.fromkeys(movable.index, alpha[:, :, :0])
     by_beta = torch.zeros_like(beta)
     seen: set[str] = set()
-    for name, z in sweep(weights, start, relaxed, points, tape, alphas):
+    for name, z in sweep(weights, problem.start, relaxed, points, tape, alphas):
         source = relaxed.nodes[name].node.inputs[0]
-        if source in splits and source not in seen:
+        if source in problem.splits and source not in seen:
             seen.add(source)
-            by_beta -= _at(z, splits[source])
-        if name in alphas:
-            slopes[name] = tape[name].clamp(min=0) * z
+            by_beta -= _at(z, problem.splits[source])
+        if name in by_alpha:
+            slope = movable.take(name, tape[name]).clamp(min=0) * movable.take(name, z)
+            by_alpha[name] = slope.expand(len(alpha), -1, -1)
         del z
-    return bounds, slopes, weights.total(by_beta)
+    total = torch.cat(list(by_alpha.values()), dim=2) if by_alpha else torch.zeros_like(alpha)
+    return bounds, total, weights.total(by_beta)
 
 
 def _at(z: Tensor, split: Split) -> Tensor:
@@ -189,12 +204,8 @@ def _at(z: Tensor, split: Split) -> Tensor:
 
 
 def maximise(
-    weights: Weights,
-    start: Start,
-    relaxed: Relaxed,
-    inputs: InputSet,
-    splits: Splits,
-    alphas: Mapping[str, Tensor],
+    problem: Problem,
+    alpha: Tensor,
     beta: Tensor,
     settings: BetaSettings,
     decided: Decided,
@@ -203,9 +214,7 @@ def maximise(
     """Maximise the lower bounds of every row over slopes and multipliers, from given ones.
 
     Args:
-        start: rows (B, R, *shape) by output node.
-        relaxed: in each domain, see `impose`.
-        alphas: (B, R, *shape) by nonlinear node, every movable one below `start`.
+        alpha: (B, R, U); what is not sound in a domain is moved to where it is.
         beta: (B, R, D), not negative.
         decided: a domain of which it is true is not optimised any more.
 
@@ -215,27 +224,25 @@ def maximise(
     Raises:
         DeadlineExceeded: between two iterations.
     """
-    race = _Race(start, relaxed, splits, alphas, beta, settings)
+    group = problem.weights.group
+    race = _Race(problem, alpha, beta, settings)
     for step in range(settings.iteration):
-        bounds, slopes, by_beta = gradients(
-            weights, race.start, race.relaxed, inputs, race.splits, race.alphas, race.beta, step == 0
-        )
+        bounds, by_alpha, by_beta = gradients(race.problem, race.alpha, race.beta, step == 0)
         race.ascent.record(bounds)
         over = decided(race.ascent.best, race.index)
         finished = bool((over | race.ascent.settled().all(1)).all()) or step + 1 == settings.iteration
         # Ranks that share weights pass them together: who is done goes on until all are.
-        if weights.group.all_true(finished):
+        if group.all_true(finished):
             break
-        race.ascent.move({**slopes, _BETA: by_beta})
-        del slopes, by_beta
-        if settings.prune is not None and weights.group.size == 1:
+        race.ascent.move({_ALPHA: by_alpha, _BETA: by_beta})
+        del by_alpha, by_beta
+        if settings.prune is not None and group.size == 1:
             race.drop(over, settings.prune)
         if deadline is not None:
             deadline.check()
     best = race.finish()
-    found = best.pop(_BETA)
-    bounds, points = evaluate(weights, start, relaxed, inputs, splits, best, found)
-    return Optimised(bounds, best, found, points)
+    bounds, points = evaluate(problem, best[_ALPHA], best[_BETA])
+    return Optimised(bounds, best[_ALPHA], best[_BETA], points)
 
 
 class _Race:
@@ -243,31 +250,26 @@ class _Race:
 
     Attributes:
         index: (n,) the domains that are still in it.
-        start, relaxed, splits, ascent: theirs.
+        problem, ascent: theirs.
     """
 
-    def __init__(
-        self,
-        start: Start,
-        relaxed: Relaxed,
-        splits: Splits,
-        alphas: Mapping[str, Tensor],
-        beta: Tensor,
-        settings: BetaSettings,
-    ) -> None:
-        self.start, self.relaxed, self.splits = start, relaxed, splits
+    def __init__(self, problem: Problem, alpha: Tensor, beta: Tensor, settings: BetaSettings) -> None:
+        self.problem = problem
         self.index = torch.arange(len(beta), device=beta.device)
+        lower, upper = problem.movable.limits(problem.relaxed, len(alpha))
         # What was free in the parent may be decided here.
-        variables = slope_variables(projected(alphas, relaxed), relaxed, settings.lr_alpha)
-        variables[_BETA] = Variable(beta.clone(), settings.lr_beta, lower=0.0)
+        variables = {
+            _ALPHA: Variable(torch.clamp(alpha, lower, upper), settings.lr_alpha, lower, upper),
+            _BETA: Variable(beta.clone(), settings.lr_beta, lower=0.0),
+        }
         self.ascent = Ascent(
             variables, decay=settings.lr_decay, patience=settings.early_stop_patience, keep=True
         )
         self.results = {name: torch.empty_like(item.value) for name, item in variables.items()}
 
     @property
-    def alphas(self) -> dict[str, Tensor]:
-        return {name: item.value for name, item in self.ascent.variables.items() if name != _BETA}
+    def alpha(self) -> Tensor:
+        return self.ascent.variables[_ALPHA].value
 
     @property
     def beta(self) -> Tensor:
@@ -281,9 +283,7 @@ class _Race:
         stay = torch.nonzero(~over).flatten()
         self.index = self.index[stay]
         self.ascent = self.ascent.select(stay)
-        self.start = {name: _select(rows, stay) for name, rows in self.start.items()}
-        self.splits = {name: split.select(stay) for name, split in self.splits.items()}
-        self.relaxed = self.relaxed.select(stay)
+        self.problem = self.problem.select(stay)
 
     def finish(self) -> dict[str, Tensor]:
         """The variables that gave every domain its best bounds."""

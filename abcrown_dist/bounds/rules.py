@@ -33,7 +33,8 @@ def relaxed_backward(relaxed: RelaxedNode, A: Tensor, alpha: Tensor | None) -> t
         positive = contract((A - negative).flatten(2), lines.lower_intercept)
         bias = positive if bias is None else bias + positive
     # A low + min(A, 0) (high - low), in three passes over memory.
-    negative = negative.mul_(high - low) if negative.shape[0] == high.shape[0] else negative * (high - low)
+    gap = high - low  # of every domain, though rows may serve all of them
+    negative = negative.mul_(gap) if len(negative) == len(gap) else negative * gap
     return torch.addcmul(negative, A, low), bias
 
 

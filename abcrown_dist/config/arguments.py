@@ -22,6 +22,8 @@ _DESCRIPTION = (
 _EPILOG = """\
 `abcrown-dist plan --config FILE --world-size P` foretells memory per rank and recommends a
 parallel.mode instead of verifying (see `abcrown-dist plan --help`).
+`abcrown-dist prepare --onnx_path FILE --vnnlib_path FILE` only converts the network, for later runs with
+model.cache_onnx_conversion.
 
 Every key can be set by its full name (--section.key VALUE or --section.key=VALUE), as well as in
 YAML; the command line beats YAML, which beats the defaults.

@@ -1,16 +1,14 @@
 """Every configuration key: its section, default, meaning and allowed values.
 
 Sections and names are alpha-beta-CROWN's, so that its YAML files and habits carry over; keys of our
-own are marked so. A key is here only if the program acts on it. The dataclasses are frozen and
-check themselves, so that a `Config` with an impossible value cannot exist, whoever builds it.
+own are marked so. The two largest sections have files of their own. A key is here only if the program
+acts on it. The dataclasses are frozen and check themselves, so that a `Config` with an impossible
+value cannot exist, whoever builds it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from dataclasses import dataclass
-from typing import TypeVar
 
 from abcrown_dist.config.kinds import (
     Bool,
@@ -19,55 +17,14 @@ from abcrown_dist.config.kinds import (
     Float,
     Int,
     IntList,
-    Kind,
     OrAuto,
     OrNull,
     Shape,
-    Size,
     Text,
 )
-from abcrown_dist.util.errors import ConfigError
-
-T = TypeVar("T")
-S = TypeVar("S", bound="Section")
-
-
-def key(default: T, kind: Kind[T], meaning: str, *flags: str, off: str | None = None) -> T:
-    """Declare a key.
-
-    Args:
-        default: value when nobody sets it.
-        kind: what it accepts.
-        meaning: one sentence, shown by --help and in configs/default.yaml.
-        flags: command-line names beside `--section.key`, without dashes.
-        off: command-line name of a switch that sets the key to false.
-    """
-    metadata = {"kind": kind, "meaning": meaning, "flags": flags, "off": off}
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-def section(cls: type[S], name: str) -> S:
-    """Declare a section inside another, under its name in YAML."""
-    return dataclasses.field(default_factory=cls, metadata={"section": name})
-
-
-@dataclass(frozen=True)
-class Section:
-    """Base of all sections: checks every value on creation.
-
-    Raises:
-        ConfigError: a value is not of its key's kind.
-    """
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            kind = field.metadata.get("kind")
-            if kind is None:
-                continue
-            try:
-                object.__setattr__(self, field.name, kind.parse(getattr(self, field.name)))
-            except ValueError as error:
-                raise ConfigError(f"{type(self).__name__}.{field.name}: {error}") from None
+from abcrown_dist.config.schema_bab import Bab
+from abcrown_dist.config.schema_solver import Solver
+from abcrown_dist.config.section import Section, key, section
 
 
 @dataclass(frozen=True)
@@ -86,8 +43,10 @@ class General(Section):
     double_fp: bool = key(False, Bool(), "Compute in float64 instead of float32.", "double_fp")
     complete_verifier: str = key(
         "auto",
-        Choice("auto", "skip", later=("bab", "mip", "bab-refine")),
-        "Complete method for what bounds leave open; skip stops after the incomplete methods.",
+        Choice("auto", "bab", "mip", "bab-refine", "skip", later=("Customized",)),
+        "Complete method for what bounds leave open: bab branches; mip solves one mixed-integer program for "
+        "each disjunct (small ReLU networks); bab-refine tightens pre-activations by such programs, then "
+        "branches; skip stops; auto is bab.",
         "complete_verifier",
     )
     enable_incomplete_verification: bool = key(
@@ -122,6 +81,13 @@ class General(Section):
         "File for a JSON summary: verdict, bounds, times, memory (own key).",
         "summary_file",
     )
+    plot_file: str | None = key(
+        None,
+        OrNull(Text()),
+        "File for a plot of branch and bound: worst bound and open domains over time, as .png, .pdf or .svg; "
+        "needs matplotlib (own key).",
+        "plot",
+    )
     progress: str = key(
         "auto",
         Choice("auto", "plain", "live", "none"),
@@ -145,6 +111,18 @@ class Model(Section):
     )
     input_shape: tuple[int, ...] | None = key(
         None, OrNull(Shape()), "Input shape, for ONNX files that leave axes open.", "input_shape"
+    )
+    cache_onnx_conversion: bool = key(
+        False,
+        Bool(),
+        "Keep the converted network in model.cache_dir, and take it from there when its files are the same.",
+        "cache_onnx_conversion",
+    )
+    cache_dir: str | None = key(
+        None,
+        OrNull(Text()),
+        "Folder for converted networks; null: abcrown_dist under $XDG_CACHE_HOME or ~/.cache (own key).",
+        "cache_dir",
     )
 
 
@@ -174,102 +152,6 @@ class Specification(Section):
         Text(empty=True),
         "Folder put before the VNN-LIB path, also before those of a CSV.",
         "vnnlib_path_prefix",
-    )
-
-
-@dataclass(frozen=True)
-class Crown(Section):
-    """Backward bound propagation (CROWN)."""
-
-    batch_size: int = key(
-        1_000_000_000,
-        Int(1),
-        "Most rows of coefficient matrices propagated at once; the default leaves it to what is fast.",
-        "crown_batch_size",
-    )
-    memory_budget: int | None = key(
-        None,
-        OrNull(Size()),
-        "Memory that one pass may use, weights included, which sets the rows at once; "
-        "null: 512 MiB beside the weights (own key).",
-        "memory_budget",
-    )
-    compare_crown_with_ibp: bool = key(
-        True,
-        Bool(),
-        "Intersect intermediate CROWN bounds with interval bounds (alpha-beta-CROWN: false).",
-        "compare_crown_with_ibp",
-    )
-
-
-@dataclass(frozen=True)
-class AlphaCrown(Section):
-    """Optimisation of the lower slopes (alpha-CROWN)."""
-
-    iteration: int = key(
-        100, Int(1), "Steps of gradient ascent on each bound.", "init_iteration", "iteration"
-    )
-    lr_alpha: float = key(0.1, Float(above=0, maximum=1e6), "Step size.", "lr_init_alpha", "lr_alpha")
-    lr_decay: float = key(0.98, Float(above=0, maximum=1), "Factor of the step size after every step.")
-
-
-@dataclass(frozen=True)
-class Forward(Section):
-    """Forward linear bounds."""
-
-    max_dim: int = key(
-        64,
-        Int(0),
-        "Most varying inputs for which auto chooses forward mode: it keeps one coefficient per "
-        "varying input and neuron, which beats backward passes only when these are few.",
-    )
-
-
-@dataclass(frozen=True)
-class Solver(Section):
-    """How bounds are computed."""
-
-    batch_size: int = key(64, Int(1), "Input boxes (later: subdomains) bounded at once.", "batch_size")
-    bound_prop_method: str = key(
-        "auto",
-        Choice(
-            "auto",
-            "ibp",
-            "crown-ibp",
-            "crown",
-            "forward",
-            "forward+backward",
-            "init-crown",
-            "alpha-crown",
-            later=("forward+crown", "alpha-forward"),
-        ),
-        "Bound method; init-crown optimises slopes for the property's rows only; auto goes from cheap to "
-        "tight, beginning with forward mode where few inputs vary.",
-        "bound_prop_method",
-    )
-    early_stop_patience: int = key(
-        10, Int(1), "Steps without improvement after which an optimisation ends.", "early_stop_patience"
-    )
-    crown: Crown = section(Crown, "crown")
-    alpha_crown: AlphaCrown = section(AlphaCrown, "alpha-crown")
-    forward: Forward = section(Forward, "forward")
-
-
-@dataclass(frozen=True)
-class Bab(Section):
-    """Time for an instance; branch and bound itself."""
-
-    timeout: float = key(
-        360.0, Float(above=0, maximum=math.inf), "Seconds for an instance, loading included.", "timeout"
-    )
-    timeout_scale: float = key(
-        1.0, Float(above=0, maximum=1e6), "Factor of the timeout, also of those of a CSV.", "timeout_scale"
-    )
-    override_timeout: float | None = key(
-        None,
-        OrNull(Float(above=0, maximum=math.inf)),
-        "Seconds for an instance whatever the timeout, its scale or a CSV say.",
-        "override_timeout",
     )
 
 

@@ -74,9 +74,7 @@ def load_onnx(
     """
     model = read_onnx(path)
     ports = input_ports(model, path, input_shape)
-    size = sum(math.prod(port.shape) for port in ports)
-    if lower is not None and len(lower) != size:
-        raise LoadError(f"{path}: the property declares {len(lower)} inputs, but the network has {size}")
+    check_box(sum(math.prod(port.shape) for port in ports), path, lower)
     raw = capture(model, ports, path)
     graph = rewrite(raw, ports[0].dtype)
     scalars = [node.name for node in graph if not node.shape]
@@ -93,6 +91,16 @@ def load_onnx(
         path=str(path),
         warnings=notes,
     )
+
+
+def check_box(size: int, path: str | Path, lower: np.ndarray | None) -> None:
+    """Check that a box has as many components as the network has inputs.
+
+    Raises:
+        LoadError: it does not.
+    """
+    if lower is not None and len(lower) != size:
+        raise LoadError(f"{path}: the property declares {len(lower)} inputs, but the network has {size}")
 
 
 def capture(model: onnx.ModelProto, ports: Sequence[Port], path: str | Path) -> Graph:
@@ -166,7 +174,29 @@ def check_agreement(
     Raises:
         LoadError: onnxruntime rejects the model, or the two differ.
     """
-    session = open_session(model, path)
+    difference, not_finite = find_difference(graph, ports, path, lower, upper)
+    if difference is not None:
+        culprit = first_difference(raw, model, ports, difference)
+        raise LoadError(
+            f"{path}: the captured network differs from onnxruntime by {difference.error:.3g} (outputs up to "
+            f"{difference.scale:.3g}); first node that differs: {culprit}"
+        )
+    return not_finite_note(path, not_finite)
+
+
+def find_difference(
+    graph: Graph,
+    ports: Sequence[Port],
+    path: str | Path,
+    lower: np.ndarray | None = None,
+    upper: np.ndarray | None = None,
+) -> tuple[Difference | None, int]:
+    """`compare` with what onnxruntime makes of the file, on points inside the box and far outside.
+
+    Raises:
+        LoadError: onnxruntime rejects the model.
+    """
+    session = open_session(path)
 
     def reference(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         try:
@@ -175,16 +205,14 @@ def check_agreement(
             raise LoadError(f"{path}: onnxruntime cannot run the model ({first_line(error)})") from error
 
     shapes = [port.shape for port in ports]
-    difference, not_finite = compare(graph, reference, sample_points(shapes, ports[0].dtype, lower, upper))
-    if difference is not None:
-        culprit = first_difference(raw, model, ports, difference)
-        raise LoadError(
-            f"{path}: the captured network differs from onnxruntime by {difference.error:.3g} (outputs up to "
-            f"{difference.scale:.3g}); first node that differs: {culprit}"
-        )
-    if not_finite:
-        return (f"{path}: outputs are NaN or infinite at {not_finite} of the points it was tried on",)
-    return ()
+    return compare(graph, reference, sample_points(shapes, ports[0].dtype, lower, upper))
+
+
+def not_finite_note(path: str | Path, count: int) -> tuple[str, ...]:
+    """What to warn of when outputs were not finite at `count` of the points."""
+    if not count:
+        return ()
+    return (f"{path}: outputs are NaN or infinite at {count} of the points it was tried on",)
 
 
 def first_difference(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,38 @@ def read_onnx(path: str | Path) -> onnx.ModelProto:
     return model
 
 
+def external_files(path: str | Path) -> list[str]:
+    """Files that hold the model's external data, as it names them: relative to its own folder.
+
+    Raises:
+        LoadError: the file holds no ONNX model.
+        OSError: the file cannot be read.
+    """
+    import onnx
+
+    path = Path(path)
+    content = path.read_bytes()
+    try:
+        model = onnx.load_model_from_string(gzip.decompress(content) if path.suffix == ".gz" else content)
+    except Exception as error:  # protobuf and gzip raise many unrelated types
+        raise LoadError(f"{path}: not a readable ONNX file ({first_line(error)})") from error
+    holders = [model.graph, *model.functions]
+    tensors = [tensor for holder in holders for tensor in _tensors(holder)]
+    places = [entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
+    return sorted(set(places))
+
+
+def _tensors(holder: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
+    """Initialisers and attributes of a graph or function, those of inner graphs included."""
+    yield from getattr(holder, "initializer", ())
+    for sparse in getattr(holder, "sparse_initializer", ()):
+        yield from (sparse.values, sparse.indices)
+    for attribute in (attribute for node in holder.node for attribute in node.attribute):
+        yield from (attribute.t, *attribute.tensors)
+        for inner in (attribute.g, *attribute.graphs):
+            yield from _tensors(inner)
+
+
 def first_line(error: BaseException) -> str:
     """First line of an error's message, or its type when it has none."""
     text = str(error).strip() or type(error).__name__
@@ -72,12 +104,15 @@ def input_ports(
         input_shape: shape of the only input, instead of the declared one.
 
     Raises:
-        LoadError: no input, an unknown rank or element type, or an `input_shape` that does not fit.
+        LoadError: no input, an unknown rank or element type, several element types, or an `input_shape` that
+            does not fit.
     """
     initialised = {tensor.name for tensor in model.graph.initializer}
     ports = tuple(_port(value, path) for value in model.graph.input if value.name not in initialised)
     if not ports:
         raise LoadError(f"{path}: the model has no input")
+    if len({port.dtype for port in ports}) > 1:
+        raise LoadError(f"{path}: inputs of different floating-point types are not supported")
     if input_shape is None:
         return ports
     if len(ports) != 1:
@@ -99,8 +134,8 @@ def _port(value: onnx.ValueInfoProto, path: str | Path) -> Port:
     return Port(value.name, shape, _DTYPES[kind])
 
 
-def open_session(model: onnx.ModelProto, path: str | Path) -> Any:
-    """An onnxruntime session on the CPU with one thread.
+def open_session(path: str | Path) -> Any:
+    """An onnxruntime session on the CPU with one thread, for a model file of either kind.
 
     Raises:
         LoadError: onnxruntime rejects the model.
@@ -111,8 +146,10 @@ def open_session(model: onnx.ModelProto, path: str | Path) -> Any:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
     path = Path(path)
-    source: Any = model.SerializeToString() if path.suffix == ".gz" else str(path)
+    beside = str(path.resolve().parent)  # where a decompressed model finds its external data
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", beside)
     try:
+        source: Any = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else str(path)
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions have no common base
         raise LoadError(f"{path}: onnxruntime rejects the model ({first_line(error)})") from error

@@ -60,26 +60,27 @@ def _unwritable(path: str | Path, error: OSError | ValueError) -> ConfigError:
     return ConfigError(f"cannot write '{path}': {reason or error}")
 
 
-def write_whole(path: str | Path, text: str) -> None:
+def write_whole(path: str | Path, content: str | bytes) -> None:
     """Replace the content of a file in one step; missing folders are made.
 
-    The text goes to a temporary file beside `path`, which then takes its name. What is no regular
-    file (`/dev/stdout`, a pipe) is appended to directly.
+    The content (text becomes UTF-8) goes to a temporary file beside `path`, which then takes its name.
+    What is no regular file (`/dev/stdout`, a pipe) is appended to directly.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     try:
+        data = content.encode("utf-8") if isinstance(content, str) else content
         target = Path(os.path.realpath(path))
         if _is_stream(path, target) and not target.is_dir():
             descriptor = _descriptor(path)
-            with open(path if descriptor is None else descriptor, "a", encoding="utf-8") as stream:
-                stream.write(text)
+            with open(path if descriptor is None else descriptor, "ab") as stream:
+                stream.write(data)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_bytes(data)
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)

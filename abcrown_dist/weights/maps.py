@@ -27,6 +27,7 @@ from torch import Tensor
 from abcrown_dist.graph.aten import RESHAPE, absolute, nonnegative
 from abcrown_dist.graph.execute import call
 from abcrown_dist.graph.ir import Graph, Node
+from abcrown_dist.util.light_autograd import plain_shapes
 from abcrown_dist.weights.terms import longest_sum
 
 _BLOCK = 1 << 22  # entries of a changed weight at once
@@ -258,7 +259,8 @@ class AtenMap(AffineMap):
         with torch.enable_grad():
             xs = tuple(zero.detach().requires_grad_() for zero in self._zeros)
             y = self._once(*xs)
-        return torch.autograd.grad(y, xs, A, is_grads_batched=True, materialize_grads=True)
+        with plain_shapes():
+            return torch.autograd.grad(y, xs, A, is_grads_batched=True, materialize_grads=True)
 
     def offset(self) -> Tensor | None:
         return self._offset

@@ -64,7 +64,7 @@ def test_every_option_reaches_its_key() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--iteration", "20"], {"solver.alpha-crown.iteration": 20}),
+        (["--iteration", "20"], {"solver.beta-crown.iteration": 20}),
         (["--init_iteration", "20"], {"solver.alpha-crown.iteration": 20}),
         (["--solver.alpha-crown.lr_alpha", "1e-2"], {"solver.alpha-crown.lr_alpha": 0.01}),
         (["--input_shape", "-1", "3", "8", "8"], {"model.input_shape": (1, 3, 8, 8)}),

@@ -32,7 +32,7 @@ def assert_agrees(path: Path, original: Path | None = None) -> None:
     loaded = load_onnx(path)
     model = read_onnx(original or path)
     ports = input_ports(model, path)
-    session = open_session(model, original or path)
+    session = open_session(original or path)
     random = torch.Generator().manual_seed(7)
     for scale in (0.1, 1.0, 30.0):
         point = [torch.randn(port.shape, generator=random, dtype=port.dtype) * scale for port in ports]
@@ -260,6 +260,14 @@ def _no_input(folder: Path) -> Path:
     return build.save(folder / "m.onnx")
 
 
+def _mixed_inputs(folder: Path) -> Path:
+    build = OnnxBuilder()
+    build.inputs.append(helper.make_tensor_value_info("d", TensorProto.DOUBLE, [1, 2]))
+    cast = build.op("Cast", "d", to=TensorProto.FLOAT)
+    build.output(build.op("Add", build.input("x", [1, 2]), cast, name="y"), [1, 2])
+    return build.save(folder / "m.onnx")
+
+
 def _foreign_op(folder: Path) -> Path:
     build = OnnxBuilder()
     first = build.op("Frobnicate", build.input("x", [1, 2]), name="a", domain="foreign")
@@ -278,6 +286,7 @@ DEFECTS = {
     "not_gzip": (_not_gzip, r"m\.onnx\.gz: not a readable ONNX file"),
     "integer_input": (_integer_input, r"input x has element type INT64; only FLOAT and DOUBLE"),
     "no_input": (_no_input, r"the model has no input"),
+    "mixed_inputs": (_mixed_inputs, r"inputs of different floating-point types"),
     "foreign_op": (_foreign_op, r"unsupported ONNX op Frobnicate \(node_a, node_b\)"),
 }
 

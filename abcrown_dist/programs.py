@@ -1,0 +1,114 @@
+"""Mixed-integer programs in the main flow: whole disjuncts (`mip`), and tighter roots (`bab-refine`)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from abcrown_dist.bab.root import OneBox, Root
+from abcrown_dist.bounds.intervals import combine
+from abcrown_dist.bounds.propagate import bound_intermediate
+from abcrown_dist.bounds.settings import BoundSettings
+from abcrown_dist.bounds.types import Interval, preactivations
+from abcrown_dist.exact.encode import Encoding, encode
+from abcrown_dist.exact.mip import Decision, decide
+from abcrown_dist.exact.refine import Refinement, tighten, unstable_neurons
+from abcrown_dist.spec.property import Disjunct
+from abcrown_dist.util.deadline import Deadline
+from abcrown_dist.util.errors import ConfigError
+from abcrown_dist.util.numerics import round_down, round_up
+from abcrown_dist.weights.base import Weights
+
+Array = np.ndarray
+
+
+def whole_in_float64(weights: Weights) -> Weights:
+    """The weights as programs need them.
+
+    Raises:
+        ConfigError: ranks share them.
+    """
+    precise = weights.to(torch.float64) if weights.group.size == 1 else None
+    if precise is None:
+        raise ConfigError("general.complete_verifier: mip and bab-refine need whole weights in one process")
+    return precise
+
+
+def corners(weights: Weights, box: OneBox) -> tuple[Array, Array]:
+    """The box as flat inputs in float64."""
+    inputs, names = box.root.clauses.box, weights.graph.inputs
+    lower, upper = (
+        torch.cat([side[name].flatten() for name in names]).double().cpu().numpy()
+        for side in (inputs.lower, inputs.upper)
+    )
+    return lower, upper
+
+
+def outward_bounds(weights: Weights, box: OneBox) -> dict[str, tuple[Array, Array]]:
+    """Bounds of all pre-activations, moved outward by twice their rounding error."""
+    found = {}
+    for name in preactivations(weights.graph):
+        item = box.root.relaxed.intervals[name]
+        lower, upper, error = (t[0].double().cpu().numpy() for t in (item.lower, item.upper, item.error))
+        found[name] = lower - 2 * error, upper + 2 * error
+    return found
+
+
+class WholeBox:
+    """Decides the open disjuncts of one box."""
+
+    def __init__(self, weights: Weights, box: OneBox) -> None:
+        precise = whole_in_float64(weights)
+        self.encoding: Encoding = encode(precise, *corners(weights, box), outward_bounds(weights, box))
+        intervals = box.root.relaxed.intervals
+        self._outputs = _magnitude([intervals[name] for name in weights.graph.outputs])
+        lower, upper = corners(weights, box)
+        self._inputs = np.maximum(np.abs(lower), np.abs(upper))
+
+    def decide(self, disjunct: Disjunct, deadline: Deadline, seed: int) -> Decision:
+        """Decide one disjunct, its rows measured in units of what they sum up."""
+        scale = np.abs(disjunct.C) @ self._outputs + np.abs(disjunct.rhs)
+        if disjunct.D is not None:
+            scale = scale + np.abs(disjunct.D) @ self._inputs
+        scale = np.where(scale > 0, scale, 1.0)
+        return decide(self.encoding, disjunct, scale, time_limit=deadline.remaining(), seed=seed)
+
+
+def refined(
+    weights: Weights,
+    box: OneBox,
+    settings: BoundSettings,
+    deadline: Deadline,
+    neuron_timeout: float,
+    share: float,
+) -> tuple[Root, Refinement]:
+    """The root of one box with its unstable pre-activations tightened, and what that took."""
+    bounds = outward_bounds(weights, box)
+    found = tighten(
+        whole_in_float64(weights),
+        *corners(weights, box),
+        bounds,
+        unstable_neurons(bounds),
+        deadline=deadline,
+        neuron_timeout=neuron_timeout,
+        share=share,
+    )
+
+    def refine(name: str, interval: Interval) -> Interval:
+        lower, upper = (torch.from_numpy(np.asarray(side)).to(weights.device) for side in found.bounds[name])
+        shape = interval.lower.shape
+        known = Interval(
+            round_down(lower.double(), weights.dtype).reshape(shape),
+            round_up(upper.double(), weights.dtype).reshape(shape),
+            torch.zeros_like(interval.error),
+        )
+        return combine(known, interval, True)
+
+    clauses = box.root.clauses
+    with torch.no_grad():
+        return Root(clauses, bound_intermediate(weights, clauses.box, settings, deadline, refine)), found
+
+
+def _magnitude(intervals: list[Interval]) -> Array:
+    return np.concatenate([item.magnitude[0].flatten().double().cpu().numpy() for item in intervals])
+
