@@ -174,14 +174,14 @@ def test_torchrun(tmp_path: Path) -> None:
     assert f"abcrown_dist {__version__}\n" in found.stdout
 
 
-@pytest.mark.parametrize("command", ["plan", "prepare"])
+@pytest.mark.parametrize("command", [["plan", "--world-size", "2"], ["prepare"]], ids=" ".join)
 def test_under_torchrun_one_process_plans_and_prepares(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The others have nothing to do: not even the configuration is read."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    assert cli.main([command, "--no-such-option"]) == 0
+    assert cli.main([*command, "--no-such-option"]) == 0
     monkeypatch.setenv("RANK", "0")
-    assert cli.main([command, "--no-such-option"]) == 2
+    assert cli.main([*command, "--no-such-option"]) == 2
     assert "no-such-option" in capsys.readouterr().err

@@ -52,7 +52,7 @@ ONE_A_ROUND = {"one_by_one", "box_by_box"}  # slow, so that their questions are 
 
 @cache
 def small_case(family: str, seed: int) -> Case:
-    return draw(family, seed, rows=2, disjuncts=2, most=8)
+    return draw(family, seed, rows=2, disjuncts=2, most=6)
 
 
 def margins(case: Case, seed: int, satisfiable: bool, least: float = 5e-4) -> list[float]:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-import abcrown_dist.verify as flow_module
+import abcrown_dist.flow as flow_module
 from abcrown_dist.attack.confirm import OnnxModel
 from abcrown_dist.bab import root
 from abcrown_dist.bab.root import Refutation
@@ -98,35 +98,63 @@ def test_bounds_never_cut_off_a_sampled_output(tmp_path: Path, deep: tuple[Path,
             assert flow.run(model, prop, *words).verdict is not Verdict.UNSAT
 
 
+ATTACK_ALONE = ("--no_incomplete", "--complete_verifier", "skip")
+
+
 def test_the_attack_alone_never_proves(net: Path, unsat: Path, sat: Path) -> None:
-    outcome = flow.run(net, unsat, "--no_incomplete")
+    outcome = flow.run(net, unsat, *ATTACK_ALONE)
     assert (outcome.verdict, outcome.open) == (Verdict.UNKNOWN, {0, 1, 2, 3})
     assert outcome.reason == "4 of 4 disjuncts are open"
     assert outcome.bounds == {}
-    assert flow.run(net, sat, "--no_incomplete").verdict is Verdict.SAT
+    assert flow.run(net, sat, *ATTACK_ALONE).verdict is Verdict.SAT
 
 
 def test_nothing_to_do_is_unknown(net: Path, unsat: Path) -> None:
-    assert flow.run(net, unsat, "--no_incomplete", "--pgd_order", "skip").verdict is Verdict.UNKNOWN
+    assert flow.run(net, unsat, *ATTACK_ALONE, "--pgd_order", "skip").verdict is Verdict.UNKNOWN
+
+
+SEARCHES: dict[str, tuple[str, ...]] = {
+    "neurons": ("--bab.branching.input_split.enable", "false"),
+    "inputs": ("--bab.branching.input_split.enable", "true"),
+    "mip": ("--complete_verifier", "mip"),
+    "refined": ("--complete_verifier", "bab-refine"),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("order", ["auto", "skip"])
+def test_every_complete_verifier_alone(net: Path, unsat: Path, sat: Path, name: str, order: str) -> None:
+    words = (*SEARCHES[name], "--no_incomplete", "--pgd_order", order)
+    assert flow.run(net, unsat, *words).verdict is Verdict.UNSAT
+    outcome = flow.run(net, sat, *words)
+    assert outcome.witness is not None and outcome.witness.disjunct == 2
 
 
 def test_refuted_disjuncts_are_not_taken_up_again(
     tmp_path: Path, net: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first is refuted by the first method; the last cannot be refuted at all."""
+    """The first is refuted by the first method; the last cannot be refuted at all, not by a search either."""
     asked: list[list[int]] = []
+    searched: list[tuple[int, ...]] = []
 
     def refute(weights: Any, prop: Any, wanted: list[int], *rest: Any, **named: Any) -> Refutation:
         asked.append(list(wanted))
         return root.refute(weights, prop, wanted, *rest, **named)
 
+    def explore(flow: Any, splitter: Any, *rest: Any) -> None:
+        searched.append(tuple(splitter.disjuncts))
+        real(flow, splitter, *rest)
+
+    real = flow_module.Flow._explore
     monkeypatch.setattr(flow_module, "refute", refute)
+    monkeypatch.setattr(flow_module.Flow, "_explore", explore)
     prop = flow.write_property(tmp_path / "p.vnnlib", BOX, 3, "(or (<= Y_0 -2) (and (<= Y_1 0) (> Y_1 0)))")
-    outcome = flow.run(net, prop)
+    outcome = flow.run(net, prop, "--bab.max_iterations", "3")
     assert outcome.verdict is Verdict.UNKNOWN
     assert outcome.open == {1}
-    assert outcome.reason == "1 of 2 disjuncts are open"
+    assert outcome.reason == "1 of 2 disjuncts are open: still open after 3 rounds of branching"
     assert asked[0] == [0, 1] and all(wanted == [1] for wanted in asked[1:])
+    assert searched == [(1,)]
     assert outcome.bounds[0].refuted and not outcome.bounds[1].refuted
 
 

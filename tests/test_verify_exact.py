@@ -20,15 +20,28 @@ Layers = list[tuple[np.ndarray, np.ndarray]]
 Affine = tuple[Fraction, Fraction]
 """a x + d, as (a, d)."""
 
+ALONE = ("--complete_verifier", "skip")  # bounds, without a search after them
 SETTINGS: list[tuple[str, ...]] = [
+    ALONE,
+    (*ALONE, "--pgd_order", "skip"),
+    (*ALONE, "--pgd_order", "skip", "--double_fp"),
+    (*ALONE, "--pgd_order", "skip", "--bound_prop_method", "ibp"),
+    (*ALONE, "--pgd_order", "skip", "--bound_prop_method", "forward"),
+    (*ALONE, "--pgd_order", "skip", "--bound_prop_method", "crown-ibp"),
+    (*ALONE, "--pgd_order", "skip", "--bound_prop_method", "crown", "--memory_budget", "1KiB"),
+    (*ALONE, "--pgd_order", "skip", "--bound_prop_method", "alpha-crown", "--compare_crown_with_ibp", "false"),
+]
+UNAIDED = ("--pgd_order", "skip", "--no_incomplete", "--bab.max_iterations", "50")
+NEURONS = ("--bab.branching.input_split.enable", "false")
+INPUTS = ("--bab.branching.input_split.enable", "true")
+SEARCHES: list[tuple[str, ...]] = [
     (),
-    ("--pgd_order", "skip"),
-    ("--pgd_order", "skip", "--double_fp"),
-    ("--pgd_order", "skip", "--bound_prop_method", "ibp"),
-    ("--pgd_order", "skip", "--bound_prop_method", "forward"),
-    ("--pgd_order", "skip", "--bound_prop_method", "crown-ibp"),
-    ("--pgd_order", "skip", "--bound_prop_method", "crown", "--memory_budget", "1KiB"),
-    ("--pgd_order", "skip", "--bound_prop_method", "alpha-crown", "--compare_crown_with_ibp", "false"),
+    (*UNAIDED, *NEURONS),
+    (*UNAIDED, *NEURONS, "--double_fp", "--branching_method", "babsr"),
+    (*UNAIDED, *INPUTS),
+    (*UNAIDED, *INPUTS, "--double_fp", "--branching_method", "naive"),
+    (*UNAIDED, "--complete_verifier", "mip"),
+    (*UNAIDED, "--complete_verifier", "bab-refine"),
 ]
 
 
@@ -110,8 +123,9 @@ def test_no_rounding_makes_a_proof(tmp_path: Path, seed: int) -> None:
     for threshold in (written(minimum + offset), written(minimum - offset)):
         prop = flow.write_property(tmp_path / "p.vnnlib", [(low, high)], 1, f"(<= Y_0 {threshold})")
         reachable = Fraction(Decimal(threshold)) >= minimum
-        for words in SETTINGS if seed < 10 else [SETTINGS[seed % len(SETTINGS)]]:
-            verdict = flow.run(model, prop, *words).verdict
+        every = [*SETTINGS, *SEARCHES]
+        for words in every if seed < 10 else [every[seed % len(every)]]:
+            verdict = flow.run(model, prop, "--bab.max_iterations", "50", *words).verdict
             assert not (reachable and verdict is Verdict.UNSAT), words
 
 
@@ -160,6 +174,9 @@ def test_verdicts_agree_with_mixed_integer_programming(tmp_path: Path, seed: int
     anywhere: list[flow.Range] = [(-100, 100)] * sizes[0]
     prop = flow.write_property(tmp_path / "p.vnnlib", anywhere, sizes[-1], f"(or {' '.join(clauses)})")
     model = save(layers, tmp_path / "net.onnx")
+    right, wrong = (Verdict.SAT, Verdict.UNSAT) if satisfiable else (Verdict.UNSAT, Verdict.SAT)
     for words in SETTINGS:
-        verdict = flow.run(model, prop, *words).verdict
-        assert verdict is not (Verdict.UNSAT if satisfiable else Verdict.SAT), words
+        assert flow.run(model, prop, *words).verdict is not wrong, words
+    for words in SEARCHES:
+        outcome = flow.run(model, prop, *words)
+        assert outcome.verdict is right, (words, outcome.reason)

@@ -74,6 +74,7 @@ class Chooser:
 
     def __init__(self, neurons: Neurons, branching: Branching) -> None:
         self.neurons, self.weights, self.branching = neurons, neurons.weights, branching
+        self.biases = {source: _bias(neurons.weights, source) for source in neurons.offset}
 
     def choose(self, rows: Rows, count: int) -> Tensor:
         """The best `count` neurons (B, count) of every domain, all different; each has that many free."""
@@ -101,7 +102,7 @@ class Chooser:
                 first = neurons.offset[source]
                 here = slice(first, first + neurons.size[source])
                 node, A = relaxed.nodes[name], tape[name]
-                babsr[:, here] += _whole(weights, source, _babsr(node, A, _bias(weights, source)))
+                babsr[:, here] += _whole(weights, source, _babsr(node, A, self.biases[source]))
                 gap[:, here] += _whole(weights, source, _gap(node, A, z, alphas.get(name)))
             del z
         return babsr.masked_fill(~rows.free, -torch.inf), gap.masked_fill(~rows.free, -torch.inf)
@@ -161,7 +162,8 @@ def _bias(weights: Weights, source: str) -> Tensor | None:
     if classify(node) != "affine":
         return None
     with weights.visit(node) as affine:
-        return affine.offset()
+        offset = affine.offset()
+        return None if offset is None else offset.clone()  # it outlives the visit
 
 
 def _gap(node: RelaxedNode, A: Tensor, z: Tensor, alpha: Tensor | None) -> Tensor:

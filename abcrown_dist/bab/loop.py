@@ -128,13 +128,16 @@ class Loop:
     def _round(self) -> bool:
         """Split and bound one batch. False when memory ran out: it is back in the store, the batch halved."""
         batch = self.store.take(self.batch)
+        levels = self._levels(len(batch))
         try:
-            branched = self.splitter.branch(batch, self._levels(len(batch)))
+            branched = self.splitter.branch(batch, levels)
             bounded = self.splitter.bound(branched.children) if len(branched.children) else None
         except Exception as error:
-            if not is_out_of_memory(error) or len(batch) == 1 or self.deadline.shared:
+            least = len(batch) == levels == 1
+            if not is_out_of_memory(error) or least or self.deadline.shared:
                 raise
-            self.batch = max(1, len(batch) // 2)
+            # With half of the batch, fewer levels are wanted as well.
+            self.batch = max(1, (len(batch) if levels == 1 else self.batch) // 2)
             _log.warning("out of memory: %d domains at a time from now on", self.batch)
             self.store.insert(batch)
             return False

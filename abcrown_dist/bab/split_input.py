@@ -97,6 +97,7 @@ class InputSplitter:
         """Halve the `levels` most promising edges of each box."""
         lower, upper = domains.state["lower"], domains.state["upper"]
         least = _NARROW * unit_roundoff(lower.dtype) * torch.maximum(lower.abs(), upper.abs())
+        least = least.clamp(min=torch.finfo(lower.dtype).tiny)  # halves of subnormal numbers may be whole
         wide = upper - lower > least
         count = wide.sum(1)
         leaves, domains = domains.select(count == 0), domains.select(count > 0)

@@ -55,8 +55,7 @@ class Store:
         """Add domains."""
         if not len(domains):
             return
-        on_device = sum(b.bytes() for b in self._blocks.values() if b.margin.device == self.device)
-        if self.device != _HOST and on_device + domains.bytes() > self.device_bytes:
+        if self.device != _HOST and self._on_device() + domains.bytes() > self.device_bytes:
             domains = domains.to(_HOST)
         number, self._next = self._next, self._next + 1
         self._blocks[number], self._alive[number] = domains, len(domains)
@@ -83,6 +82,9 @@ class Store:
             self._alive[number] -= len(mine)
         self._forget(order)
         return concatenate(parts).select(positions.to(self.device))
+
+    def _on_device(self) -> int:
+        return sum(block.bytes() for block in self._blocks.values() if block.margin.device == self.device)
 
     def _order(self, count: int) -> Tensor:
         """Positions of the most urgent domains: by margin, then by identity."""

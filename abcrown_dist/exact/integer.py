@@ -109,5 +109,5 @@ def integer_minimum(
     )
     if found is None:
         return None
-    value = found.dual / unit if math.isfinite(found.dual) else -math.inf
+    value = found.dual / unit - margin if math.isfinite(found.dual) else -math.inf
     return IntegerBound(value, margin, found.optimal, found.x, found.nodes)

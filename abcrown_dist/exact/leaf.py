@@ -109,7 +109,7 @@ class _Functions:
             self.A, self.b, self.lower, self.upper, coefficient_error=exact, constant_error=self.slack
         )
         ratios = np.nextafter(minima / self.scale, -np.inf)
-        best = int(np.argmax(np.where(np.isnan(ratios), -np.inf, ratios)))
+        best = int(np.argmax(np.where(np.isfinite(ratios), ratios, -np.inf)))
         value = float(ratios[best])
         return _number(value), np.where(self.A[best] >= 0, self.lower, self.upper)
 
@@ -161,5 +161,5 @@ class _Functions:
 
 
 def _number(value: float) -> float:
-    """The value, or -inf where it is not a number."""
-    return -math.inf if math.isnan(value) else value
+    """The value, or -inf where it is not finite: only finite bounds prove."""
+    return value if math.isfinite(value) else -math.inf

@@ -109,25 +109,31 @@ def test_blocks_that_are_mostly_taken_are_let_go() -> None:
 
 
 def test_beyond_the_limit_domains_wait_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU stands for the device, and `meta` for the host: where domains go is visible by their device."""
-    monkeypatch.setattr(module, "_HOST", torch.device("meta"))
-    monkeypatch.setattr(Domains, "to", _remember)
-    _MOVED.clear()
+    """`cpu:0` stands for the host: tensors stay where they are, but it is not the device `cpu`."""
+    moved: list[tuple[int, torch.device]] = []
+
+    def to(self: Domains, device: torch.device) -> Domains:
+        moved.append((len(self), device))
+        return self
+
+    host = torch.device("cpu", 0)
+    monkeypatch.setattr(module, "_HOST", host)
+    monkeypatch.setattr(Domains, "to", to)
     one = domains([1.0], [1])
     store = Store(CPU, device_bytes=2 * one.bytes())
-    for _ in range(2):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "_HOST", CPU)
-            store.insert(one)
-    assert _MOVED == []
-    with pytest.raises(NotImplementedError, match="moved to meta"):
-        store.insert(one)
+    store.insert(one)
+    store.insert(one)
+    assert moved == []
+    store.insert(domains([3.0, 0.0], [3, 2]))
+    assert moved == [(2, host)]
+    moved.clear()
+    assert store.take(1).ident.tolist() == [2]
+    assert moved == [(1, CPU)]  # whatever is taken comes to the device
 
 
-_MOVED: list[torch.device] = []
-
-
-def _remember(self: Domains, device: torch.device) -> Domains:
-    if device.type == "meta":
-        raise NotImplementedError("moved to meta")
-    return self
+def test_on_the_cpu_there_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(CPU, device_bytes=0)
+    with monkeypatch.context() as patch:
+        patch.delattr(Domains, "to")
+        store.insert(domains([1.0], [1]))
+    assert len(store) == 1

@@ -65,6 +65,15 @@ def test_every_option_reaches_its_key() -> None:
     ("words", "expected"),
     [
         (["--iteration", "20"], {"solver.beta-crown.iteration": 20}),
+        (
+            ["--lr_alpha", "0.5", "--lr_beta", "3"],
+            {"solver.beta-crown.lr_alpha": 0.5, "solver.beta-crown.lr_beta": 3.0},
+        ),
+        (["--complete_verifier", "bab-refine"], {"general.complete_verifier": "bab-refine"}),
+        (["--branching_method", "naive"], {"bab.branching.method": "naive"}),
+        (["--bab.branching.input_split.enable", "true"], {"bab.branching.input_split.enable": True}),
+        (["--disable_pruning_in_iteration"], {"bab.pruning_in_iteration": False}),
+        (["--bab.max_domains", "1e3"], {"bab.max_domains": 1000.0}),
         (["--init_iteration", "20"], {"solver.alpha-crown.iteration": 20}),
         (["--solver.alpha-crown.lr_alpha", "1e-2"], {"solver.alpha-crown.lr_alpha": 0.01}),
         (["--input_shape", "-1", "3", "8", "8"], {"model.input_shape": (1, 3, 8, 8)}),
@@ -97,11 +106,15 @@ def test_words_become_values(words: list[str], expected: dict[str, object]) -> N
         (["--seed", "true"], "general.seed: expected a whole number"),
         (["--solver.crown", "3"], "solver.crown is a section: name one of its keys"),
         (
-            ["--lr_beta", "3"],
-            "--lr_beta sets bab.cut.lr_beta or solver.beta-crown.lr_beta in alpha-beta-CROWN",
+            ["--enabled", "true"],
+            "--enabled sets attack.input_split_check_adv.enabled or bab.attack.enabled or bab.clip_n_verify",
         ),
-        (["--bab.branching.method", "kfsb"], "bab.branching.method is a key of alpha-beta-CROWN that"),
-        (["--complete_verifier", "mip"], "general.complete_verifier: 'mip' is not implemented yet"),
+        (["--bab.cut.enabled", "true"], "bab.cut.enabled is a key of alpha-beta-CROWN that"),
+        (["--complete_verifier", "Customized"], "general.complete_verifier: 'Customized' is not implemented"),
+        (["--complete_verifier", "bab,mip"], "expected one of auto, bab, mip, bab-refine, skip, got 'bab,mip'"),
+        (["--branching_method", "nonlinear"], "bab.branching.method: 'nonlinear' is not implemented yet"),
+        (["--bab.force_synchronous", "2"], "bab.force_synchronous: expected true or false, got 2"),
+        (["--bab.branching.input_split.batch_size", "0"], "expected auto, or a whole number >= 1, got 0"),
         (["--parallel.mode", "pp"], "parallel.mode: expected one of none, fsdp, tp, auto, got 'pp'"),
         (["--config", "nowhere"], "no configuration nowhere: looked for it as a path and under"),
     ],
@@ -124,7 +137,12 @@ def test_a_wrong_command_line_is_explained(words: list[str], message: str) -> No
         ("bab: [\n", "not valid YAML"),
         ("bab: {timeout: 1}\n---\nbab: {}\n", "not valid YAML"),
         ("? [a]\n: 3\n", ":1: a key must be one word"),
-        ("bab:\n  branching:\n    method: kfsb\n", ":2: bab.branching is a section of alpha-beta-CROWN that"),
+        ("bab:\n  cut:\n    enabled: true\n", ":2: bab.cut is a section of alpha-beta-CROWN that"),
+        ("bab:\n  branching:\n    metod: kfsb\n", ":3: unknown key bab.branching.metod; nearest valid key"),
+        (
+            "bab:\n  branching:\n    nonlinear_split:\n      method: shortcut\n",
+            ":3: bab.branching.nonlinear_split is a section of alpha-beta-CROWN that",
+        ),
         ("general:\n  conv_mode: patches\n", ":2: general.conv_mode is a key of alpha-beta-CROWN that"),
         ("general: {seed: yes}\n", ":1: general.seed: expected a whole number"),
         ("general: {seed: !!python/name:os.system x}\n", "not valid YAML"),
@@ -216,4 +234,5 @@ def test_a_config_is_hashable_and_survives_yaml(tmp_path: Path) -> None:
 
 def test_held_keys_are_not_called_unimplemented() -> None:
     assert not unimplemented() & set(all_keys())
-    assert "bab.branching.method" in unimplemented()
+    assert "bab.branching.method" in all_keys()  # and alpha-beta-CROWN's, so that it could be
+    assert "bab.cut.enabled" in unimplemented()

@@ -39,11 +39,10 @@ def chain(*factors: float, big: float = 1.0) -> tuple[Program, Array]:
 
 
 def test_one_neuron_leaks_its_constant_in_each_of_its_rows() -> None:
-    """y = 5 relu(4 x): rows scaled by 8, 4 and 8 to a's share of 1/2, 1 and 1/2 ... all leak >= 4e-6 times 5."""
+    """y = 5 relu(4 x): each of three rows gives way by the tolerance times its scale, y by 5 times that."""
     program, cost = chain(4.0, 5.0)
     rows = [(group.kind, float(group.scale[0])) for group in program.groups]
     assert [kind for kind, _ in rows] == ["lower", "off", "on"]
-    # A row shifted by the tolerance, in units of its scale, moves a by that much, and y five times as far.
     assert leak(program, cost) == pytest.approx(FEASIBILITY * 5 * sum(scale for _, scale in rows))
 
 
@@ -58,7 +57,7 @@ def test_leaks_are_carried_through_later_layers() -> None:
 
 def test_leaks_grow_with_the_constants() -> None:
     tight, loose = leak(*chain(4.0, 5.0)), leak(*chain(4.0, 5.0, big=2.0**10))
-    assert loose == pytest.approx(2**10 * tight, rel=1e-3)
+    assert 2**9 * tight < loose < 2**11 * tight
 
 
 def test_the_margin_is_subtracted(monkeypatch: pytest.MonkeyPatch) -> None:
