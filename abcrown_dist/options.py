@@ -26,7 +26,9 @@ from abcrown_dist.weights.base import Weights
 # every neuron of the widest layer: it has to win by this factor, since its bounds are looser.
 _FORWARD_GAIN = 8
 _QUICK_DOMAINS = 256  # domains worth a try before slopes of all layers are optimised
-_FEW_INPUTS = 6  # so few that halving boxes is tried before splitting neurons
+_QUICK_BOXES = 8192  # likewise
+_FEW_INPUTS = 6  # so few that neurons are not split at all
+_WIDE = 1024  # neurons of a layer from which on backward passes over every box are too dear
 _BOX_BYTES = 256 << 20  # of the bounds of one batch of boxes
 _SLICES = 8  # of a batch's children, under bab.force_synchronous
 
@@ -72,18 +74,20 @@ def plan(config: Config, weights: Weights, prop: Property, can_bound: bool = Tru
     Args:
         can_bound: whether every op has a relaxation; if not, the plan holds attacks only.
     """
-    methods = _incomplete_steps(config, weights, prop) if can_bound else []
+    first: list[Step] = []  # what is cheap: one bound method, a limited search
+    rest: list[Step] = []
+    if can_bound:
+        first, rest = _Proofs(config, weights, prop).steps()
     full = attack_settings(config)
     short = dataclasses.replace(full, restarts=min(full.restarts, 2), steps=min(full.steps, 20))
     orders: dict[str, list[Step]] = {
-        "auto": [short, *methods[:1], full, *methods[1:]],
-        "before": [full, *methods],
-        "middle": [*methods[:1], full, *methods[1:]],
-        "after": [*methods, full],
-        "skip": [*methods],
+        "auto": [short, *first, full, *rest],
+        "before": [full, *first, *rest],
+        "middle": [*first[:1], full, *first[1:], *rest],
+        "after": [*first, *rest, full],
+        "skip": [*first, *rest],
     }
-    steps = orders[config.attack.pgd_order]
-    return _with_searches(config, weights, prop, steps) if can_bound else steps
+    return orders[config.attack.pgd_order]
 
 
 def attack_settings(config: Config) -> AttackSettings:
@@ -118,61 +122,80 @@ def bound_settings(config: Config, method: str) -> BoundSettings:
     )
 
 
-def _incomplete_steps(config: Config, weights: Weights, prop: Property) -> list[Step]:
-    if not config.general.enable_incomplete_verification:
-        return []
-    method = config.solver.bound_prop_method
-    names = [method]
-    if method == "auto":
-        # Cheap ones first: optimising the property's own rows alone costs little more than CROWN.
-        first = ["forward+alpha-crown"] if _forward_pays(config, weights, prop) else []
-        names = [*first, "init-crown", "alpha-crown"]
-    return [bound_settings(config, name) for name in names]
+class _Proofs:
+    """Which bound methods and searches to try, in which order.
+
+    With `bound_prop_method: auto`, cheap ones come first: optimising slopes for the property's own rows
+    costs little more than CROWN, a search of a few hundred domains often less than optimising the slopes
+    of all layers.
+    """
+
+    def __init__(self, config: Config, weights: Weights, prop: Property) -> None:
+        self.config, self.weights = config, weights
+        self.varying = _varying(config, weights, prop)
+        self.widest = max((weights.graph[name].size for name in preactivations(weights.graph)), default=0)
+        few = 0 < self.varying <= config.solver.forward.max_dim
+        self.forward = few and _FORWARD_GAIN * self.varying <= self.widest
+        self.automatic = config.solver.bound_prop_method == "auto"
+
+    def steps(self) -> tuple[list[Step], list[Step]]:
+        """The cheap ones, and the others."""
+        kind = self.config.general.complete_verifier
+        bounds = self._incomplete()
+        if kind == "skip":
+            return bounds[:1], bounds[1:]
+        if kind in ("mip", "bab-refine"):
+            return bounds[:1], [*bounds[1:], *self._programs(kind)]
+        if self._inputs_are_split():
+            return self._on_inputs(bounds)
+        neurons = self._neurons(self._root())
+        if not self.automatic:
+            return bounds[:1], [*bounds[1:], neurons]
+        return [*bounds[:-1], _limited(self._neurons("init-crown"))], [*bounds[-1:], neurons]
+
+    def _incomplete(self) -> list[Step]:
+        if not self.config.general.enable_incomplete_verification:
+            return []
+        names = [self.config.solver.bound_prop_method]
+        if self.automatic:
+            names = ["forward+alpha-crown"] if self.forward else []
+            names += ["init-crown", "alpha-crown"]
+        return [bound_settings(self.config, name) for name in names]
+
+    def _programs(self, kind: str) -> list[Step]:
+        root, mip = bound_settings(self.config, self._root()), self.config.solver.mip
+        if kind == "mip":
+            return [Programs(root)]
+        refinement = Refinement(root, mip.refine_neuron_timeout, mip.refine_neuron_time_percentage)
+        return [refinement, self._neurons(self._root())]
+
+    def _inputs_are_split(self) -> bool:
+        split = self.config.bab.branching.input_split
+        if split.enable == "auto":
+            return 0 < self.varying <= split.input_dim_threshold
+        return bool(split.enable)
+
+    def _on_inputs(self, bounds: list[Step]) -> tuple[list[Step], list[Step]]:
+        method = "forward+backward" if self.forward and self.widest >= _WIDE else "crown"
+        boxes = input_branching(self.config, self.weights, method)
+        if not self.automatic:
+            return bounds[:1], [*bounds[1:], boxes]
+        # Halving the box is tried at once: tighter bounds over the whole of it cost more.
+        quick = dataclasses.replace(boxes, loop=dataclasses.replace(boxes.loop, max_visited=_QUICK_BOXES))
+        if self.config.bab.branching.input_split.enable is True or self.varying <= _FEW_INPUTS:
+            return [*bounds[:1], quick], [boxes]
+        return [*bounds[:1], quick], [*bounds[1:], self._neurons(self._root())]
+
+    def _root(self) -> str:
+        """Method for the pre-activations at the root of a search on neurons."""
+        return "alpha-crown" if self.automatic else self.config.solver.bound_prop_method
+
+    def _neurons(self, root: str) -> NeuronBranching:
+        return neuron_branching(self.config, bound_settings(self.config, root))
 
 
-def _with_searches(config: Config, weights: Weights, prop: Property, steps: list[Step]) -> list[Step]:
-    """Put the complete methods after, and for `auto` between, the incomplete ones."""
-    kind = config.general.complete_verifier
-    bounds = bound_settings(config, _intermediate(config))
-    if kind == "skip":
-        return steps
-    if kind == "mip":
-        return [*steps, Programs(bounds)]
-    neurons = neuron_branching(config, bounds)
-    if kind == "bab-refine":
-        mip = config.solver.mip
-        refinement = Refinement(bounds, mip.refine_neuron_timeout, mip.refine_neuron_time_percentage)
-        return [*steps, refinement, neurons]
-    varying = _varying(config, weights, prop)
-    split = config.bab.branching.input_split
-    quick = dataclasses.replace(
-        neuron_branching(config, bound_settings(config, "init-crown")),
-        loop=dataclasses.replace(neurons.loop, max_visited=_QUICK_DOMAINS),
-    )
-    staged = config.solver.bound_prop_method == "auto"
-    if split.enable is True or (split.enable == "auto" and varying <= split.input_dim_threshold):
-        boxes = input_branching(config, weights)
-        few = split.enable is True or varying <= _FEW_INPUTS
-        return [*_without_last_bounds(steps, staged), *([] if few or not staged else [quick]), boxes]
-    if not staged:
-        return [*steps, neurons]
-    last = next((i for i, step in enumerate(steps) if _is_bounds(step, "alpha-crown")), len(steps))
-    return [*steps[:last], quick, *steps[last:], neurons]
-
-
-def _is_bounds(step: Step, method: str) -> bool:
-    return isinstance(step, BoundSettings) and step.method == method
-
-
-def _without_last_bounds(steps: list[Step], staged: bool) -> list[Step]:
-    """Where boxes will be halved, optimising the slopes of all layers over the whole box does not pay."""
-    return [step for step in steps if not (staged and _is_bounds(step, "alpha-crown"))]
-
-
-def _intermediate(config: Config) -> str:
-    """Method for the pre-activations at the root of a search on neurons."""
-    method = config.solver.bound_prop_method
-    return "alpha-crown" if method == "auto" else method
+def _limited(search: NeuronBranching) -> NeuronBranching:
+    return dataclasses.replace(search, loop=dataclasses.replace(search.loop, max_visited=_QUICK_DOMAINS))
 
 
 def neuron_branching(config: Config, bounds: BoundSettings) -> NeuronBranching:
@@ -210,10 +233,10 @@ def neuron_branching(config: Config, bounds: BoundSettings) -> NeuronBranching:
     return NeuronBranching(_loop(config, solver.batch_size), relu)
 
 
-def input_branching(config: Config, weights: Weights) -> InputBranching:
-    """Settings of a search on inputs."""
+def input_branching(config: Config, weights: Weights, automatic: str = "crown") -> InputBranching:
+    """Settings of a search on inputs; `automatic` is the bound method where the user leaves it open."""
     split = config.bab.branching.input_split
-    method = "crown" if split.bound_prop_method == "auto" else split.bound_prop_method
+    method = automatic if split.bound_prop_method == "auto" else split.bound_prop_method
     batch = split.batch_size
     if not isinstance(batch, int):
         # The bounds of all neurons, and the rows that start from the widest layer's.
@@ -245,10 +268,3 @@ def _varying(config: Config, weights: Weights, prop: Property) -> int:
     """Number of inputs that vary, in the first batch of boxes."""
     first = next(batches(prop, weights, range(len(prop.disjuncts)), config.solver.batch_size), None)
     return 0 if first is None else varying_inputs(weights, first.box)
-
-
-def _forward_pays(config: Config, weights: Weights, prop: Property) -> bool:
-    """Whether so few inputs vary that forward mode is far cheaper than backward passes."""
-    varying = _varying(config, weights, prop)
-    widest = max((weights.graph[name].size for name in preactivations(weights.graph)), default=0)
-    return 0 < varying <= config.solver.forward.max_dim and _FORWARD_GAIN * varying <= widest

@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -98,7 +99,7 @@ def piecewise(module: nn.Module, shape: Sequence[int], lower: np.ndarray, upper:
     zs, y = _recorded(module, basis[:, :inputs].reshape(-1, *shape), basis[:, inputs:])
     z = torch.cat([value.flatten(1) for value, _ in zs], dim=1)
     ends = np.cumsum([0, *sizes])
-    layers = [slice(int(i), int(j)) for i, j in zip(ends[:-1], ends[1:], strict=True)]
+    layers = [slice(int(i), int(j)) for i, j in pairwise(ends)]
     z_map, y_map = _affine(z), _affine(y.flatten(1))
     low, high = _intervals(z_map, slope, layers, lower, upper)
     return Piecewise(z_map, y_map, slope, layers, lower, upper, low, high)
@@ -109,9 +110,7 @@ def _affine(values: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return (values[1:] - values[0]).T.numpy(), values[0].numpy()
 
 
-def _recorded(
-    module: nn.Module, x: Tensor, free: Tensor | None
-) -> tuple[list[tuple[Tensor, float]], Tensor]:
+def _recorded(module: nn.Module, x: Tensor, free: Tensor | None) -> tuple[list[tuple[Tensor, float]], Tensor]:
     """Pre-activations with their negative slopes, and outputs; activations yield `free` where it is given."""
     seen: list[tuple[Tensor, float]] = []
     used = 0

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def _activation(slope: float) -> nn.Module:
 
 def _dense(sizes: Sequence[int], slope: float) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+    for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), _activation(slope)]
     return nn.Sequential(*layers[:-1])
 
@@ -139,9 +140,7 @@ class Case:
 
     def property(self, margins: Sequence[float]) -> Property:
         """One margin per disjunct: `sat` if any of them is positive."""
-        clauses = " ".join(
-            item.text(margin) for item, margin in zip(self.disjuncts, margins, strict=True)
-        )
+        clauses = " ".join(item.text(margin) for item, margin in zip(self.disjuncts, margins, strict=True))
         anywhere: list[flow.Range] = [(-9, 9)] * math.prod(self.shape)
         text = flow.declare(len(anywhere), self.outputs) + flow.box(anywhere)
         return parse_vnnlib(f"{text}(assert (or {clauses}))\n")
@@ -153,9 +152,7 @@ class Case:
             return self.module(x).double().flatten().numpy()
 
 
-def draw(
-    family: str, seed: int, *, rows: int = 3, disjuncts: int = 3, most: int = MOST_UNSTABLE
-) -> Case:
+def draw(family: str, seed: int, *, rows: int = 3, disjuncts: int = 3, most: int = MOST_UNSTABLE) -> Case:
     """A random case with three to `most` unstable neurons."""
     random = np.random.default_rng([seed, *family.encode()])
     while True:
@@ -168,7 +165,7 @@ def draw(
         if random.random() < 0.5:
             boxes = [boxes[0]] * len(boxes)
         counts = [len(piecewise(module, shape, *ends).unstable) for ends in boxes]
-        if 3 <= counts[0] and max(counts) <= most:
+        if counts[0] >= 3 and max(counts) <= most:
             items = [_constraints(random, module, shape, ends, rows) for ends in boxes]
             if all(item.scale > 1e-3 for item in items):
                 return Case(module, shape, items, counts[0])

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+import abcrown_dist.flow as flow_module
 import abcrown_dist.session as session
-import abcrown_dist.verify as flow_module
 from abcrown_dist import cli
 from abcrown_dist.config import Config
 from abcrown_dist.problem import Instance

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-import abcrown_dist.verify as flow_module
+import abcrown_dist.flow as flow_module
+import abcrown_dist.verify as verify_module
 from abcrown_dist.attack.confirm import Confirmer
 from abcrown_dist.bab import root
 from abcrown_dist.bab.root import Refutation
@@ -113,13 +114,13 @@ def test_the_alarm_ends_a_conversion_that_catches_everything(
 def test_an_alarm_after_the_answer_changes_nothing(
     net: Path, sat: Path, unsat: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decide = flow_module.decide
+    decide = verify_module.decide
 
     def late(*arguments: Any) -> None:
         decide(*arguments)
         raise DeadlineExceeded("too late to matter")
 
-    monkeypatch.setattr(flow_module, "decide", late)
+    monkeypatch.setattr(verify_module, "decide", late)
     assert flow.run(net, sat).verdict is Verdict.SAT
     assert flow.run(net, unsat).verdict is Verdict.UNSAT
 

@@ -64,3 +64,9 @@ def stays_finite(weights: Weights, relaxed: Relaxed, largest: float) -> Tensor:
         sane = good if sane is None else sane & good
     assert sane is not None
     return weights.total((~sane).to(weights.dtype)) == 0
+
+
+def verdicts(margin: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    """Domains (N,) that one of their rows (N, R) refutes, and those that only rounding leaves open."""
+    proven = (margin > error).any(1)
+    return proven, (margin + error > 0).any(1) & ~proven

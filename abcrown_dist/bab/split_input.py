@@ -16,7 +16,7 @@ from torch import Tensor
 
 from abcrown_dist.bab.domains import Domains, child_ident
 from abcrown_dist.bab.goals import Goals
-from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite
+from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite, verdicts
 from abcrown_dist.bab.leaves import flat_points
 from abcrown_dist.bab.slices import slices
 from abcrown_dist.bab.splitter import Bounded, Branched, Examined, joined
@@ -74,6 +74,7 @@ class InputSplitter:
         self.weights, self.box, self.goals, self.largest = weights, box, goals, largest
         self.settings, self.deadline = settings, deadline
         self.disjuncts = goals.disjunct
+        self._precise: Weights | None = None
 
     def roots(self) -> Domains:
         """The box of every goal."""
@@ -89,9 +90,15 @@ class InputSplitter:
         )
 
     def bound(self, domains: Domains) -> Bounded:
-        """Bound boxes, and cut off what their bounds refute."""
+        """Bound boxes, in float64 where rounding alone leaves them open, and cut off what is refuted."""
         pieces = slices(domains, self.settings.slice)
-        return joined([self._bound(piece).first(real) for piece, real in pieces])
+        bounded = joined([self._bound(piece).first(real) for piece, real in pieces])
+        doubtful = torch.nonzero(bounded.doubtful).flatten()
+        again = self._in_float64(domains.select(doubtful)) if len(doubtful) else None
+        if again is not None:
+            bounded.proven[doubtful], bounded.doubtful[doubtful] = again.proven, again.doubtful
+            bounded.domains.margin[doubtful] = again.domains.margin
+        return bounded
 
     def branch(self, domains: Domains, levels: int) -> Branched:
         """Halve the `levels` most promising edges of each box."""
@@ -111,16 +118,24 @@ class InputSplitter:
 
     def examine(self, leaves: Domains) -> Examined:
         """Boxes too narrow to be split: bounded once more in float64."""
-        precise = self.weights.to(torch.float64)
-        middle = (leaves.state["lower"] / 2 + leaves.state["upper"] / 2).double()
-        if precise is None or precise.dtype == self.weights.dtype:
+        bounded = self._in_float64(leaves)
+        if bounded is None:
+            middle = (leaves.state["lower"] / 2 + leaves.state["upper"] / 2).double()
             return Examined(torch.zeros_like(leaves.goal, dtype=torch.bool), leaves.margin, middle)
+        return Examined(bounded.proven, bounded.domains.margin, bounded.points)
+
+    def _in_float64(self, domains: Domains) -> Bounded | None:
+        """The same boxes bounded in float64; None if they are already, or the weights cannot be."""
+        if self.weights.dtype == torch.float64:
+            return None
+        if self._precise is None:
+            self._precise = self.weights.to(torch.float64)
+        if self._precise is None:
+            return None
         goals = replace(self.goals, rows=_double(self.goals.rows), lost=_double(self.goals.lost))
         box = Box(_double(self.box.lower), _double(self.box.upper))
-        state = {name: value.double() for name, value in leaves.state.items()}
-        twin = InputSplitter(precise, box, goals, self.largest, self.settings, self.deadline)
-        bounded = twin.bound(replace(leaves, state=state))
-        return Examined(bounded.proven, bounded.domains.margin, bounded.points)
+        twin = InputSplitter(self._precise, box, goals, self.largest, self.settings, self.deadline)
+        return twin.bound(replace(domains, state=_double(domains.state)))
 
     def _bound(self, domains: Domains) -> Bounded:
         weights, goal, count = self.weights, domains.goal, len(domains)
@@ -154,7 +169,7 @@ class InputSplitter:
         return Bounded(
             # What was shown of the parent holds in its parts.
             replace(domains, margin=torch.maximum(domains.margin, best), state=state),
-            (margin > error).any(1),
+            *verdicts(margin, error),
             flat_points(weights, box, points, count),
         )
 

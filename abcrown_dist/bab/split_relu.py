@@ -12,7 +12,7 @@ from torch import Tensor
 from abcrown_dist.bab.domains import Domains, child_ident, pad_last
 from abcrown_dist.bab.goals import Goals
 from abcrown_dist.bab.heuristics import Branching, Chooser, Rows
-from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite
+from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite, verdicts
 from abcrown_dist.bab.leaves import Leaf, examine, flat_points
 from abcrown_dist.bab.neurons import Neurons
 from abcrown_dist.bab.slices import slices
@@ -169,7 +169,7 @@ class ReluSplitter:
         return Bounded(
             # What was shown of the parent holds in its parts.
             dataclasses.replace(domains, margin=torch.maximum(domains.margin, best), state=new),
-            (margin > error).any(1),
+            *verdicts(margin, error),
             flat_points(self.weights, self.box, points, count),
         )
 

@@ -19,12 +19,14 @@ class Bounded:
     Attributes:
         domains: with new margins and states, in the order in which they were given.
         proven: (N,) bool, refuted beyond rounding.
+        doubtful: (N,) bool, open only because a bound is within its rounding error of proof.
         points: (N, inputs) float64, where the best bound of each takes its minimum: the likeliest
             counterexamples that a bound can name.
     """
 
     domains: Domains
     proven: Tensor
+    doubtful: Tensor
     points: Tensor
 
     def first(self, count: int) -> Bounded:
@@ -32,7 +34,9 @@ class Bounded:
         if count == len(self.proven):
             return self
         kept = torch.arange(count, device=self.proven.device)
-        return Bounded(self.domains.select(kept), self.proven[:count], self.points[:count])
+        return Bounded(
+            self.domains.select(kept), self.proven[:count], self.doubtful[:count], self.points[:count]
+        )
 
 
 def joined(parts: Sequence[Bounded]) -> Bounded:
@@ -40,6 +44,7 @@ def joined(parts: Sequence[Bounded]) -> Bounded:
     return Bounded(
         concatenate([part.domains for part in parts]),
         torch.cat([part.proven for part in parts]),
+        torch.cat([part.doubtful for part in parts]),
         torch.cat([part.points for part in parts]),
     )
 

@@ -74,8 +74,8 @@ class Ascent:
         self.stalled: Tensor
         self.gained: Tensor
 
-    def record(self, bounds: RowBounds) -> None:
-        """Keep what is better than before, row by row. A NaN stays NaN."""
+    def record(self, bounds: RowBounds, over: Tensor | None = None) -> None:
+        """Keep what is better than before, row by row, but in domains `over` (mask (B,)). A NaN stays NaN."""
         if not hasattr(self, "best"):
             self.best = bounds
             self.stalled = torch.zeros_like(bounds.lower, dtype=torch.long)
@@ -83,8 +83,10 @@ class Ascent:
             if self.keep:
                 self.best_values = {name: item.value.clone() for name, item in self.variables.items()}
             return
-        # A row that has stalled is settled, whatever else is in its chunk: bounds must not depend on that.
-        gain = (bounds.lower - self.best.lower).clamp(min=0).masked_fill(self.settled(), 0)
+        # A row that has stalled is settled, and a domain that is over stays as it is, whatever others come with
+        # it: bounds must not depend on that.
+        still = self.settled() if over is None else self.settled() | over[:, None]
+        gain = (bounds.lower - self.best.lower).clamp(min=0).masked_fill(still, 0)
         better = gain > 0
         self.gained += gain
         # Less than a hundredth of all that a row has gained so far is no progress.

@@ -228,8 +228,8 @@ def maximise(
     race = _Race(problem, alpha, beta, settings)
     for step in range(settings.iteration):
         bounds, by_alpha, by_beta = gradients(race.problem, race.alpha, race.beta, step == 0)
-        race.ascent.record(bounds)
-        over = decided(race.ascent.best, race.index)
+        race.ascent.record(bounds, race.over)
+        race.over = over = decided(race.ascent.best, race.index)
         finished = bool((over | race.ascent.settled().all(1)).all()) or step + 1 == settings.iteration
         # Ranks that share weights pass them together: who is done goes on until all are.
         if group.all_true(finished):
@@ -250,12 +250,14 @@ class _Race:
 
     Attributes:
         index: (n,) the domains that are still in it.
+        over: (n,) bool, which of them are decided; None before the first step.
         problem, ascent: theirs.
     """
 
     def __init__(self, problem: Problem, alpha: Tensor, beta: Tensor, settings: BetaSettings) -> None:
         self.problem = problem
         self.index = torch.arange(len(beta), device=beta.device)
+        self.over: Tensor | None = None
         lower, upper = problem.movable.limits(problem.relaxed, len(alpha))
         # What was free in the parent may be decided here.
         variables = {
@@ -281,7 +283,7 @@ class _Race:
             return
         self._keep_results(over)
         stay = torch.nonzero(~over).flatten()
-        self.index = self.index[stay]
+        self.index, self.over = self.index[stay], over[stay]
         self.ascent = self.ascent.select(stay)
         self.problem = self.problem.select(stay)
 

@@ -36,7 +36,8 @@ class InputSplit(Section):
         Choice(
             *("auto", "ibp", "crown-ibp", "crown", "forward", "forward+backward", "init-crown", "alpha-crown")
         ),
-        "Bound method of the boxes; auto: crown (own key; alpha-beta-CROWN takes solver.bound_prop_method).",
+        "Bound method of the boxes; auto: crown, or forward+backward where that is far cheaper (own key; "
+        "alpha-beta-CROWN takes solver.bound_prop_method).",
     )
     clip: bool = key(
         True, Bool(), "Cut off the part of a box that the property's own linear bound refutes (own key)."

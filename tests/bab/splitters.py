@@ -20,6 +20,7 @@ from abcrown_dist.bounds.settings import BoundSettings
 from abcrown_dist.graph.execute import cast, execute_all
 from abcrown_dist.spec.property import Property
 from abcrown_dist.util.deadline import Deadline
+from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.local import LocalWeights
 from tests.searches import Case
 
@@ -61,7 +62,7 @@ def weights_of(case: Case, dtype: torch.dtype = torch.float32) -> LocalWeights:
     return LocalWeights(case.model.graph, dtype)
 
 
-def values_at(weights: LocalWeights, points: Tensor) -> Mapping[str, Tensor]:
+def values_at(weights: Weights, points: Tensor) -> Mapping[str, Tensor]:
     """Values of all nodes (points, *shape) at flat points (points, inputs) of a network of one input."""
     graph = cast(weights.graph, torch.float64)
     (entry,) = graph.inputs

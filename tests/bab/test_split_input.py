@@ -109,7 +109,10 @@ def linear_problem(
     A[1, 0] = 0
     low, high, slope = lower.double()[:, None], upper.double()[:, None], A.double()
     share = 0.05 + 0.9 * torch.rand(count, rows, generator=random, dtype=torch.float64)
-    least, most = (slope * torch.where(slope > 0, low, high)).sum(2), (slope * torch.where(slope > 0, high, low)).sum(2)
+    least, most = (
+        (slope * torch.where(slope > 0, low, high)).sum(2),
+        (slope * torch.where(slope > 0, high, low)).sum(2),
+    )
     margin = -share * (most - least)
     return lower, upper, A, margin, least
 
@@ -118,7 +121,9 @@ def linear_problem(
 @pytest.mark.parametrize("seed", range(6))
 def test_contraction_keeps_every_point_that_no_row_refutes(seed: int, dtype: torch.dtype) -> None:
     lower, upper, A, margin, least = linear_problem(seed, dtype=dtype)
-    error = 1e-3 * torch.rand(margin.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    error = 1e-3 * torch.rand(
+        margin.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     low, high = contracted(lower, upper, A, margin, error)
     assert (low >= lower).all() and (high <= upper).all() and (low <= high).all()
     smaller = 0
@@ -225,9 +230,7 @@ def test_what_the_models_own_numbers_cannot_hold_proves_nothing(largest: float) 
     with torch.no_grad():
         net.weight.fill_(1e5)
         net.bias.zero_()
-    splitter = input_splitter(
-        network(net, 1), problem(disjunct(box([1], [1]), [[1]], [10])), largest=largest
-    )
+    splitter = input_splitter(network(net, 1), problem(disjunct(box([1], [1]), [[1]], [10])), largest=largest)
     assert splitter.bound(splitter.roots()).proven.tolist() == [largest > 1e5]
     assert splitter.examine(splitter.roots()).proven.tolist() == [largest > 1e5]
 
@@ -237,5 +240,11 @@ def test_boxes_of_several_disjuncts_are_judged_by_their_own_rows() -> None:
     prop = problem(*(disjunct(where, [[1]], [1.5]) for where in corners))
     splitter = input_splitter(network(nn.Identity(), 1), prop, clip=False)
     bounded = splitter.bound(splitter.roots())
-    verdict = dict(zip([splitter.disjuncts[g] for g in bounded.domains.goal.tolist()], bounded.proven.tolist(), strict=True))
+    verdict = dict(
+        zip(
+            [splitter.disjuncts[g] for g in bounded.domains.goal.tolist()],
+            bounded.proven.tolist(),
+            strict=True,
+        )
+    )
     assert verdict == {0: False, 1: False, 2: True}

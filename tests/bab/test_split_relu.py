@@ -137,6 +137,14 @@ def test_leaves_are_decided_as_the_exact_answer_says(family: str) -> None:
             assert ((y @ item.C.T - item.base).max(1) <= item.least + 0.0101 * item.scale).any()
 
 
+def linear(weight: list[list[float]], bias: list[float]) -> nn.Linear:
+    layer = nn.Linear(len(weight[0]), len(weight))
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor(weight))
+        layer.bias.copy_(torch.tensor(bias))
+    return layer
+
+
 class Fork(nn.Module):
     """y = (relu(x), relu(-x))."""
 
@@ -179,11 +187,7 @@ def test_rounded_constraints_prove_no_leaf() -> None:
 @pytest.mark.parametrize("largest", [65504.0, 3e38])
 def test_what_the_models_own_numbers_cannot_hold_proves_nothing(largest: float) -> None:
     """y = 300 relu(300 x) is far above 10 in [1, 2], but float16 knows no 180000: open, also as a leaf."""
-    net = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
-    with torch.no_grad():
-        for layer in (net[0], net[2]):
-            layer.weight.fill_(300.0)
-            layer.bias.zero_()
+    net = nn.Sequential(linear([[300.0]], [0.0]), nn.ReLU(), linear([[300.0]], [0.0]))
     prop = problem(disjunct(box([1], [2]), [[1]], [10]))
     splitter = relu_splitter(network(net, 1), prop, largest=largest)
     root = splitter.bound(splitter.roots())
@@ -193,16 +197,11 @@ def test_what_the_models_own_numbers_cannot_hold_proves_nothing(largest: float) 
 
 
 def test_an_empty_domain_is_refuted_in_the_end_with_recomputed_bounds() -> None:
-    """relu(x) >= 0 forces relu(x) + 1: the second layer's sign contradicts the first's."""
-    net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-    with torch.no_grad():
-        for layer, weight, bias in (
-            (net[0], [[1.0], [-1.0]], [0.0, 0.0]),
-            (net[2], [[1.0, 0.0], [0.0, 1.0]], [-1.0, -1.0]),
-            (net[4], [[1.0, 1.0]], [0.0]),
-        ):
-            layer.weight.copy_(torch.tensor(weight))
-            layer.bias.copy_(torch.tensor(bias))
+    """x < 0 makes relu(x) - 1 = -1, whose sign cannot be +: bounds of this neuron cross."""
+    net = nn.Sequential(
+        *(linear([[1.0], [-1.0]], [0.0, 0.0]), nn.ReLU(), linear([[1.0, 0.0], [0.0, 1.0]], [-1.0, -1.0])),
+        *(nn.ReLU(), linear([[1.0, 1.0]], [0.0])),
+    )
     prop = problem(disjunct(box([-2], [2]), [[1]], [-0.001]))
     splitter = relu_splitter(network(net, 1), prop, recompute=True)
     _, leaves = grown(splitter, 6)

@@ -15,7 +15,9 @@ from abcrown_dist.bab.store import Store
 CPU = torch.device("cpu")
 
 
-def domains(margins: list[float], idents: list[int], goals: list[int] | None = None, columns: int = 1) -> Domains:
+def domains(
+    margins: list[float], idents: list[int], goals: list[int] | None = None, columns: int = 1
+) -> Domains:
     """Domains whose state repeats their identity, so that mixed-up rows show."""
     ident = torch.tensor(idents)
     return Domains(

@@ -106,9 +106,7 @@ class Setting:
     @property
     def problem(self) -> Problem:
         relaxed = impose(self.relaxed, self.splits)
-        return Problem(
-            self.weights, self.start, relaxed, self.box, self.splits, Movable.of(self.relaxed)
-        )
+        return Problem(self.weights, self.start, relaxed, self.box, self.splits, Movable.of(self.relaxed))
 
     def parameters(self, size: float = 1.0) -> tuple[Tensor, Tensor]:
         """Random sound slopes and multipliers, away from their limits."""
@@ -242,7 +240,10 @@ class TriangleSetting:
         self.signs = self._signs(random)
         weights = lp_duals.relu_network(self.layers)
         (entry,) = weights.graph.inputs
-        sides = [torch.from_numpy(side).reshape(1, *weights.graph[entry].shape) for side in (self.lower, self.upper)]
+        sides = [
+            torch.from_numpy(side).reshape(1, *weights.graph[entry].shape)
+            for side in (self.lower, self.upper)
+        ]
         box = Box({entry: sides[0]}, {entry: sides[1]})
         relaxed = bound_intermediate(weights, box, BoundSettings(method="crown-ibp"))
         names = [node.node.inputs[0] for node in relaxed.nodes.values()]
@@ -269,9 +270,7 @@ class TriangleSetting:
 
     @property
     def optimum(self) -> lp_duals.TriangleDual:
-        return lp_duals.solve_triangle(
-            self.layers, self.lower, self.upper, self.bounds, self.c, self.signs
-        )
+        return lp_duals.solve_triangle(self.layers, self.lower, self.upper, self.bounds, self.c, self.signs)
 
     def beta(self, betas: dict[tuple[int, int], float]) -> Tensor:
         return torch.tensor([[[betas[key] for key in self.signs]]], dtype=DOUBLE)
@@ -311,11 +310,11 @@ def test_many_steps_reach_the_linear_program(seed: int) -> None:
     value = setting.optimum.value
     alpha = setting.problem.movable.default(setting.relaxed, 1)
     beta = 0 * setting.beta(dict.fromkeys(setting.signs, 0.0))
-    settings = BetaSettings(iteration=500, lr_alpha=0.1, lr_beta=0.1, lr_decay=0.99, early_stop_patience=PATIENT)
+    settings = BetaSettings(
+        iteration=500, lr_alpha=0.1, lr_beta=0.1, lr_decay=0.99, early_stop_patience=PATIENT
+    )
     best = maximise(setting.problem, alpha, beta, settings, never)
-    crown = evaluate(
-        dataclasses.replace(setting.problem, relaxed=setting.relaxed, splits={}), alpha, beta
-    )[0]
+    crown = evaluate(dataclasses.replace(setting.problem, relaxed=setting.relaxed, splits={}), alpha, beta)[0]
     gap = max(value - float(crown.lower), 1e-2 * (1 + abs(value)))
     assert float(best.bounds.lower) <= value + 1e-7 * (1 + abs(value))
     assert value - float(best.bounds.lower) <= 0.01 * gap
