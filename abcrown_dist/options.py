@@ -227,7 +227,7 @@ def neuron_branching(config: Config, bounds: BoundSettings) -> NeuronBranching:
         root=root,
         bounds=bounds,
         branching=branching,
-        recompute=bab.recompute_interm,
+        recompute=bound_settings(config, "crown") if bab.recompute_interm else None,
         slice=_slice(solver.batch_size) if synchronous else None,
     )
     return NeuronBranching(_loop(config, solver.batch_size), relu)

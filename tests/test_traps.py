@@ -228,7 +228,7 @@ def solve(trap: Trap, folder: Path, *words: str) -> str:
     model = trap.build(folder / "net.onnx")
     prop = flow.write_property(folder / "prop.vnnlib", trap.ranges, trap.outputs, *trap.assertions)
     # What cannot be decided is split until time is up.
-    return flow.run(model, prop, *words, deadline=Deadline(60 if trap.decided else 0.5)).verdict.value
+    return flow.run(model, prop, *words, deadline=Deadline(60 if trap.decided else 0.3)).verdict.value
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -251,8 +251,8 @@ def test_a_sat_on_the_edge_needs_no_attack(tmp_path: Path) -> None:
 @pytest.mark.parametrize("setting", ["default", "double", "no_attack"])
 def test_a_decimal_that_no_float_equals_proves_nothing(tmp_path: Path, setting: str) -> None:
     """y = x = 0.7 fulfils y >= 0.7, but 0.7 in float32 does not: neither answer can be given."""
-    trap = Trap(wide(1), [("0.7", "0.7")], 1, ("(>= Y_0 0.7)",), "unknown")
-    assert solve(trap, tmp_path, *SETTINGS[setting]) == "unknown"
+    trap = Trap(wide(1), [("0.7", "0.7")], 1, ("(>= Y_0 0.7)",), "unknown", decided=False)
+    assert solve(trap, tmp_path, *SETTINGS[setting]) in ("unknown", "timeout")
 
 
 # 2: ReLU after the last layer, its negation against zero

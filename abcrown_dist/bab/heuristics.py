@@ -83,7 +83,7 @@ class Chooser:
             return babsr.topk(count, dim=1).indices
         wanted = min(max(self.branching.candidates, count), babsr.shape[1])
         listed = torch.stack([score.topk(wanted, dim=1).indices for score in (babsr, gap)], dim=2).flatten(1)
-        value = self._by_bounds(rows, listed)
+        value = self._by_bounds(rows, listed).nan_to_num(neginf=-1e300)  # what is free comes first
         value.masked_fill_(~rows.free.gather(1, listed), -torch.inf)
         value.masked_fill_(_repeated(listed), -torch.inf)
         return listed.gather(1, value.topk(count, dim=1).indices)

@@ -95,7 +95,8 @@ class _Programs:
         says = (A != 0).any(axis=1) | (b != 0)  # columns of other nodes' decisions say nothing
         A, b, slack = A[says], b[says], slack[says]
         lower, upper = self._flat(self.box.lower), self._flat(self.box.upper)
-        scale = np.abs(A) @ np.maximum(np.abs(lower), np.abs(upper)) + np.abs(b)
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite decides nothing
+            scale = np.abs(A) @ np.maximum(np.abs(lower), np.abs(upper)) + np.abs(b)
         scale = np.maximum(scale, np.finfo(float).tiny * 1e10)
         from abcrown_dist.exact.leaf import least_violation  # scipy: few runs ever come to a leaf
 

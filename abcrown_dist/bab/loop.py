@@ -123,7 +123,10 @@ class Loop:
         names = self.splitter.disjuncts
         self.search.refuted |= {names[goal] for goal in range(len(names)) if goal not in undecided}
         if self.given_up and not self.search.reason:
-            self.search.reason = "domains with nothing left to split are undecided: bounds too close to zero"
+            self.search.reason = (
+                "domains with nothing left to split are undecided: "
+                "bounds are within rounding of zero, or the model may overflow"
+            )
 
     def _round(self) -> bool:
         """Split and bound one batch. False when memory ran out: it is back in the store, the batch halved."""

@@ -34,9 +34,9 @@ class ReluSettings:
     Attributes:
         beta: the optimisation in every domain.
         root: the same at the root.
-        bounds: how pre-activations are bounded at the root, and anew in domains, if they are.
+        bounds: how pre-activations are bounded at the root.
         branching: how neurons are chosen.
-        recompute: bound later pre-activations anew in every domain.
+        recompute: how later pre-activations are bounded anew in every domain; None: they are not.
         slice: domains bounded at once, filled up where there are fewer, so that results do not depend on
             how many come together; None: all of them.
     """
@@ -45,7 +45,7 @@ class ReluSettings:
     root: BetaSettings
     bounds: BoundSettings
     branching: Branching = field(default_factory=Branching)
-    recompute: bool = False
+    recompute: BoundSettings | None = None
     slice: int | None = None
 
 
@@ -203,7 +203,7 @@ class ReluSplitter:
         return self.neurons.loose & (taken == 0)
 
     def _relax(self, splits: Splits, count: int) -> Relaxed:
-        if not self.settings.recompute or not splits:
+        if self.settings.recompute is None or not splits:
             return impose(self.relaxed, splits)
 
         def refine(name: str, interval: Interval) -> Interval:
@@ -221,7 +221,7 @@ class ReluSplitter:
 
         every = torch.zeros(count, dtype=torch.int64, device=self.weights.device)
         boxes = self.box.select(every)
-        return bound_intermediate(self.weights, boxes, self.settings.bounds, self.deadline, refine)
+        return bound_intermediate(self.weights, boxes, self.settings.recompute, self.deadline, refine)
 
 
 def _children(domains: Domains, chosen: Tensor) -> Domains:

@@ -75,7 +75,7 @@ class Ascent:
         self.gained: Tensor
 
     def record(self, bounds: RowBounds, over: Tensor | None = None) -> None:
-        """Keep what is better than before, row by row, but in domains `over` (mask (B,)). A NaN stays NaN."""
+        """Keep what is better than before, row by row, except in domains `over` (mask (B,))."""
         if not hasattr(self, "best"):
             self.best = bounds
             self.stalled = torch.zeros_like(bounds.lower, dtype=torch.long)
@@ -83,8 +83,8 @@ class Ascent:
             if self.keep:
                 self.best_values = {name: item.value.clone() for name, item in self.variables.items()}
             return
-        # A row that has stalled is settled, and a domain that is over stays as it is, whatever others come with
-        # it: bounds must not depend on that.
+        # A row that has stalled is settled, and a domain that is over stays as it is, whatever others come
+        # with it: bounds must not depend on that.
         still = self.settled() if over is None else self.settled() | over[:, None]
         gain = (bounds.lower - self.best.lower).clamp(min=0).masked_fill(still, 0)
         better = gain > 0

@@ -267,7 +267,7 @@ class _Race:
         self.ascent = Ascent(
             variables, decay=settings.lr_decay, patience=settings.early_stop_patience, keep=True
         )
-        self.results = {name: torch.empty_like(item.value) for name, item in variables.items()}
+        self.results = {name: item.value.clone() for name, item in variables.items()}
 
     @property
     def alpha(self) -> Tensor:

@@ -64,7 +64,7 @@ def test_bounds_hold_at_every_point_of_a_domain(family: str, recompute: bool) ->
         case = draw(family, seed)
         item = case.disjuncts[0]
         single = dataclasses.replace(case, disjuncts=[item])
-        splitter = relu_splitter(weights_of(case), single.property([-0.01]), recompute=recompute)
+        splitter = relu_splitter(weights_of(case), single.property([-0.01]), recompute=BoundSettings("crown") if recompute else None)
         points = random_points((item.lower, item.upper), 3000, seed)
         values = values_at(splitter.weights, points)
         output = splitter.weights.graph.outputs[0]
@@ -203,7 +203,7 @@ def test_an_empty_domain_is_refuted_in_the_end_with_recomputed_bounds() -> None:
         *(nn.ReLU(), linear([[1.0, 1.0]], [0.0])),
     )
     prop = problem(disjunct(box([-2], [2]), [[1]], [-0.001]))
-    splitter = relu_splitter(network(net, 1), prop, recompute=True)
+    splitter = relu_splitter(network(net, 1), prop, recompute=BoundSettings("crown"))
     _, leaves = grown(splitter, 6)
     bounded = splitter.bound(leaves)
     assert bounded.domains.margin.isfinite().all()
@@ -224,3 +224,12 @@ def test_several_goals_share_a_splitter(method: str) -> None:
     bounded = splitter.bound(splitter.roots())
     assert bounded.proven.tolist() == [True, False, True]
     assert bounded.domains.state["row"][2].tolist() == [1]
+
+
+def test_a_short_disjunct_is_not_judged_by_rows_of_others() -> None:
+    """Goals are filled up to the same number of rows, with what proves nothing."""
+    where = box([-1], [1])
+    prop = problem(disjunct(where, [[1], [1]], [-1000, 1000]), disjunct(where, [[1]], [1000]))
+    net = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1))
+    splitter = relu_splitter(network(net, 1), prop)
+    assert splitter.bound(splitter.roots()).proven.tolist() == [True, False]
