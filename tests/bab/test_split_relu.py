@@ -14,6 +14,7 @@ from abcrown_dist.bab.heuristics import Branching
 from abcrown_dist.bab.split_relu import ReluSplitter
 from abcrown_dist.bab.splitter import Bounded
 from abcrown_dist.bounds.beta import BetaSettings
+from abcrown_dist.bounds.settings import BoundSettings
 from tests.bab.problems import box, disjunct, network, problem
 from tests.bab.splitters import inside, random_points, relu_splitter, values_at, weights_of
 from tests.searches import FAMILIES, Case, draw
@@ -64,7 +65,8 @@ def test_bounds_hold_at_every_point_of_a_domain(family: str, recompute: bool) ->
         case = draw(family, seed)
         item = case.disjuncts[0]
         single = dataclasses.replace(case, disjuncts=[item])
-        splitter = relu_splitter(weights_of(case), single.property([-0.01]), recompute=BoundSettings("crown") if recompute else None)
+        anew = BoundSettings("crown") if recompute else None
+        splitter = relu_splitter(weights_of(case), single.property([-0.01]), recompute=anew)
         points = random_points((item.lower, item.upper), 3000, seed)
         values = values_at(splitter.weights, points)
         output = splitter.weights.graph.outputs[0]
