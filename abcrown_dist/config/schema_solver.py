@@ -56,9 +56,21 @@ class AlphaCrown(Section):
 class BetaCrown(Section):
     """Optimisation of slopes and split multipliers in the domains of branch and bound (beta-CROWN)."""
 
-    iteration: int = key(50, Int(1), "Steps of gradient ascent in each domain.", "iteration")
-    lr_alpha: float = key(0.01, Float(above=0, maximum=1e6), "Step size of the slopes.", "lr_alpha")
-    lr_beta: float = key(0.05, Float(above=0, maximum=1e6), "Step size of the multipliers.", "lr_beta")
+    iteration: int = key(
+        10, Int(1), "Steps of gradient ascent in each domain (alpha-beta-CROWN: 50).", "iteration"
+    )
+    lr_alpha: float = key(
+        0.05,
+        Float(above=0, maximum=1e6),
+        "Step size of the slopes (alpha-beta-CROWN: 0.01).",
+        "lr_alpha",
+    )
+    lr_beta: float = key(
+        0.1,
+        Float(above=0, maximum=1e6),
+        "Step size of the multipliers (alpha-beta-CROWN: 0.05).",
+        "lr_beta",
+    )
     lr_decay: float = key(
         0.98, Float(above=0, maximum=1), "Factor of both step sizes after every step.", "lr_decay"
     )
