@@ -23,7 +23,15 @@ from abcrown_dist.weights.tensor_parallel import TensorParallelWeights
 from tests.flow import run, write_property
 from tests.models import OnnxBuilder, identity
 
-SETTINGS = [(), ("--pgd_order", "skip"), ("--pgd_order", "skip", "--general.double_fp", "true")]
+LIMITED = ("--bab.max_iterations", "20")  # no search can end where all values may overflow
+SETTINGS = [
+    LIMITED,
+    ("--pgd_order", "skip", *LIMITED),
+    ("--pgd_order", "skip", *LIMITED, "--general.double_fp", "true"),
+    ("--pgd_order", "skip", *LIMITED, "--bab.branching.input_split.enable", "false"),
+    ("--pgd_order", "skip", *LIMITED, "--complete_verifier", "bab-refine"),
+    ("--pgd_order", "skip", "--complete_verifier", "mip"),
+]
 
 
 @pytest.mark.parametrize("words", SETTINGS)

@@ -29,13 +29,14 @@ SETTINGS: list[tuple[str, ...]] = [
     (*ALONE, "--pgd_order", "skip", "--bound_prop_method", "forward"),
     (*ALONE, "--pgd_order", "skip", "--bound_prop_method", "crown-ibp"),
     (*ALONE, "--pgd_order", "skip", "--bound_prop_method", "crown", "--memory_budget", "1KiB"),
-    (*ALONE, "--pgd_order", "skip", "--bound_prop_method", "alpha-crown", "--compare_crown_with_ibp", "false"),
+    (*ALONE, "--pgd_order", "skip", "--bound_prop_method", "crown", "--compare_crown_with_ibp", "false"),
+    (*ALONE, "--pgd_order", "skip", "--bound_prop_method", "alpha-crown"),
 ]
-UNAIDED = ("--pgd_order", "skip", "--no_incomplete", "--bab.max_iterations", "20")
+UNAIDED = ("--pgd_order", "skip", "--no_incomplete", "--bab.max_iterations", "10")
 NEURONS = ("--bab.branching.input_split.enable", "false")
 INPUTS = ("--bab.branching.input_split.enable", "true")
 SEARCHES: list[tuple[str, ...]] = [
-    ("--bab.max_iterations", "20"),
+    ("--bab.max_iterations", "10"),
     (*UNAIDED, *NEURONS),
     (*UNAIDED, *NEURONS, "--double_fp", "--branching_method", "babsr"),
     (*UNAIDED, *INPUTS),
@@ -124,7 +125,7 @@ def test_no_rounding_makes_a_proof(tmp_path: Path, seed: int) -> None:
         prop = flow.write_property(tmp_path / "p.vnnlib", [(low, high)], 1, f"(<= Y_0 {threshold})")
         reachable = Fraction(Decimal(threshold)) >= minimum
         every = [*SETTINGS, *SEARCHES]
-        for words in every if seed < 10 else [every[seed % len(every)]]:
+        for words in every if seed < 6 else [every[seed % len(every)]]:
             verdict = flow.run(model, prop, *words).verdict
             assert not (reachable and verdict is Verdict.UNSAT), words
 

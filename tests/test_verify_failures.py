@@ -17,6 +17,8 @@ import abcrown_dist.verify as verify_module
 from abcrown_dist.attack.confirm import Confirmer
 from abcrown_dist.bab import root
 from abcrown_dist.bab.root import Refutation
+from abcrown_dist.bab.split_input import InputSplitter
+from abcrown_dist.bab.split_relu import ReluSplitter
 from abcrown_dist.bounds.types import RowBounds
 from abcrown_dist.graph import load_onnx as front_end
 from abcrown_dist.spec.property import Verdict
@@ -27,6 +29,8 @@ from tests.models import identity, mlp
 
 BOX: list[flow.Range] = [(-1, 1)] * 3
 REFUTABLE = "(or (<= Y_0 -2) (>= Y_1 2) (>= (+ Y_0 Y_1) 3) (and (<= Y_2 -3) (<= Y_0 0)))"
+BOUNDS_ONLY = ("--complete_verifier", "skip")
+UNAIDED = ("--no_incomplete", "--pgd_order", "skip", "--bab.max_iterations", "2")  # nothing but a search
 OPEN = "(or (<= Y_0 -2) (and (<= Y_1 0) (> Y_1 0)))"  # no bound refutes the second, no input fulfils it
 
 
@@ -75,19 +79,30 @@ def every_moment(run: Callable[[Countdown], Verdict]) -> Iterator[Verdict]:
     """Verdicts with the time running out at the first look, the second, ... up to the last one."""
     whole = Countdown(math.inf)
     yield run(whole)
-    assert whole.seen > 1
+    assert whole.seen
     for looks in range(whole.seen):
         yield run(Countdown(looks))
 
 
-@pytest.mark.parametrize("order", ["auto", "after", "skip"])
+WAYS = {
+    "auto": ("--pgd_order", "auto", "--complete_verifier", "skip"),
+    "after": ("--pgd_order", "after", "--complete_verifier", "skip"),
+    "skip": ("--pgd_order", "skip", "--complete_verifier", "skip"),
+    "neurons": (*UNAIDED, "--bab.branching.input_split.enable", "false"),
+    "inputs": (*UNAIDED, "--bab.branching.input_split.enable", "true"),
+    "mip": (*UNAIDED, "--complete_verifier", "mip"),
+    "refine": (*UNAIDED, "--complete_verifier", "bab-refine"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["sat", "unsat", "open"])
 def test_time_that_runs_out_at_any_moment(
-    net: Path, unsat: Path, sat: Path, undecided: Path, name: str, order: str
+    net: Path, unsat: Path, sat: Path, undecided: Path, name: str, way: str
 ) -> None:
     """Never a false verdict, never an error, and no `unknown` for what more time might have decided."""
     prop = {"sat": sat, "unsat": unsat, "open": undecided}[name]
-    words = ("--pgd_order", order, "--batch_size", "1", "--pgd_steps", "3", "--pgd_restarts", "2")
+    words = (*WAYS[way], "--batch_size", "1", "--pgd_steps", "3", "--pgd_restarts", "2")
     first, *others = every_moment(lambda deadline: flow.run(net, prop, *words, deadline=deadline).verdict)
     assert first.value == {"open": "unknown"}.get(name, name)
     assert set(others) <= {first, Verdict.TIMEOUT}
@@ -185,21 +200,37 @@ def test_no_memory_is_unknown(
     net: Path, undecided: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, call: int
 ) -> None:
     asked = watch_refute(monkeypatch, raising(error, call))
-    outcome = flow.run(net, undecided, "--pgd_order", "skip")
+    outcome = flow.run(net, undecided, "--pgd_order", "skip", *BOUNDS_ONLY)
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, "out of memory")
     assert len(asked) == call + 1
 
 
 @pytest.mark.parametrize("error", FULL, ids=["python", "cpu", "cuda"])
-@pytest.mark.parametrize("place", ["load", "find_counterexamples", "_first_confirmed", "plan"])
+@pytest.mark.parametrize("place", ["load", "plan", "find_counterexamples", "refute"])
 def test_no_memory_anywhere_is_unknown(
     net: Path, unsat: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
 ) -> None:
     def full(*arguments: Any, **named: Any) -> None:
         raise error
 
-    monkeypatch.setattr(flow_module, place, full)
-    assert flow.run(net, unsat).verdict is Verdict.UNKNOWN
+    module = verify_module if place in ("load", "plan") else flow_module
+    monkeypatch.setattr(module, place, full)
+    outcome = flow.run(net, unsat)
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, "out of memory")
+
+
+@pytest.mark.parametrize("error", FULL, ids=["python", "cpu", "cuda"])
+@pytest.mark.parametrize("way", ["neurons", "inputs"])
+def test_no_memory_for_a_single_domain_is_unknown(
+    net: Path, unsat: Path, monkeypatch: pytest.MonkeyPatch, way: str, error: BaseException
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ReluSplitter, "bound", full)
+    monkeypatch.setattr(InputSplitter, "bound", full)
+    outcome = flow.run(net, unsat, *WAYS[way])
+    assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, "out of memory")
 
 
 def test_any_other_failure_goes_up(net: Path, unsat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +255,7 @@ def flow_outcome_without_check(model: Path, prop: Path) -> flow_module.Outcome:
     """Bounds that are made up here need not agree with what is refuted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flow, "check_outcome", lambda outcome, prop: None)
-        return flow.run(model, prop)
+        return flow.run(model, prop, *BOUNDS_ONLY)
 
 
 @pytest.mark.parametrize("again", [set(), {1}, {0, 1}])
@@ -258,7 +289,7 @@ def test_a_bound_that_is_no_number_refutes_nothing(
         return RowBounds(torch.full(shape, value), torch.full(shape, error))
 
     monkeypatch.setattr(root, "bound_rows", broken)
-    outcome = flow.run(net, unsat)
+    outcome = flow.run(net, unsat, *BOUNDS_ONLY)
     assert (outcome.verdict, outcome.open) == (Verdict.UNKNOWN, {0, 1, 2, 3})
 
 
@@ -272,7 +303,7 @@ def test_an_error_that_is_no_number_refutes_nothing(
 
     bound_rows = root.bound_rows
     monkeypatch.setattr(root, "bound_rows", broken)
-    assert flow.run(net, unsat).verdict is Verdict.UNKNOWN
+    assert flow.run(net, unsat, *BOUNDS_ONLY).verdict is Verdict.UNKNOWN
 
 
 def test_one_broken_box_of_a_batch_is_open_alone(
@@ -293,14 +324,15 @@ def test_one_broken_box_of_a_batch_is_open_alone(
 
     bound_rows = root.bound_rows
     monkeypatch.setattr(root, "bound_rows", broken)
-    outcome = flow.run(net, prop, "--bound_prop_method", "crown", "--pgd_order", "skip")
+    outcome = flow.run(net, prop, "--bound_prop_method", "crown", "--pgd_order", "skip", *BOUNDS_ONLY)
     assert (outcome.verdict, outcome.open) == (Verdict.UNKNOWN, {1})
 
 
 def test_without_confirmation_there_is_no_sat(net: Path, sat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Confirmer, "confirm", lambda self, x, disjunct: None)
-    outcome = flow.run(net, sat)
-    assert (outcome.verdict, outcome.open) == (Verdict.UNKNOWN, {2})
+    for words in (BOUNDS_ONLY, *WAYS.values()):
+        outcome = flow.run(net, sat, "--bab.max_iterations", "2", *words)
+        assert (outcome.verdict, 2 in outcome.open) == (Verdict.UNKNOWN, True), words
 
 
 def test_a_model_that_onnxruntime_cannot_run_any_more_is_an_error(

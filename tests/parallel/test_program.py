@@ -11,6 +11,7 @@ import pytest
 
 from abcrown_dist.config.load import load_config
 from abcrown_dist.parallel.launch import World, check_world
+from abcrown_dist.spec.property import Verdict
 from abcrown_dist.spec.vnnlib1 import load_vnnlib
 from abcrown_dist.util.errors import ConfigError
 from tests import flow
@@ -40,7 +41,7 @@ def slow_instance(folder: Path) -> None:
 
 
 SLOW = ("--onnx_path", "wide.onnx", "--vnnlib_path", "open.vnnlib", "--bound_prop_method", "alpha-crown",
-        "--pgd_order", "skip", "--iteration", "100000")  # fmt: skip
+        "--pgd_order", "skip", "--init_iteration", "100000")  # fmt: skip
 
 
 def only_rank_0_speaks(ended: list[Ended]) -> None:
@@ -65,6 +66,28 @@ def test_a_proof_with_files_that_only_rank_0_sees(folders: list[Path], words: tu
     assert (folders[0] / "out.txt").read_text() == "unsat\n"
     assert json.loads((folders[0] / "out.json").read_text())["verdict"] == "unsat"
     assert not list(folders[1].iterdir())
+
+
+SEARCH = ("--pgd_order", "skip", "--no_incomplete", "--bound_prop_method", "crown")
+
+
+@pytest.mark.parametrize("mode", ["tp", "fsdp"])
+@pytest.mark.parametrize("inputs", ["false", pytest.param("true", marks=pytest.mark.slow)])
+def test_what_is_split_on_two_ranks_as_on_one(folders: list[Path], mode: str, inputs: str) -> None:
+    """A property that takes branching; under fsdp every number is the same."""
+    mlp(folders[0] / "net.onnx", [4, 16, 16, 2])
+    prop = flow.write_property(folders[0] / "branch.vnnlib", BOX, 2, "(<= Y_0 -1.2)")
+    words = (*SEARCH, "--bab.branching.input_split.enable", inputs)
+    expected = flow.run(folders[0] / "net.onnx", prop, *words)
+    assert expected.verdict is Verdict.UNSAT and expected.domains > 2
+    files = ("--onnx_path", "net.onnx", "--vnnlib_path", "branch.vnnlib", "--summary_file", "out.json")
+    ended = launch(folders, [*files, *words, "--parallel.mode", mode])
+    assert [rank.code for rank in ended] == [0, 0], ended
+    only_rank_0_speaks(ended)
+    summary = json.loads((folders[0] / "out.json").read_text())
+    assert (summary["verdict"], summary["reason"]) == ("unsat", expected.reason)
+    if mode == "fsdp":
+        assert summary["bounds"][0]["lower"] == expected.bounds[0].lower
 
 
 @pytest.mark.parametrize("mode", ["tp", pytest.param("fsdp", marks=pytest.mark.slow)])
