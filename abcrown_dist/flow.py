@@ -131,7 +131,7 @@ class Flow:
 
     def _branch_on_inputs(self, step: InputBranching) -> Witness | None:
         search = Search()
-        for clauses in self._open_clauses(_BOXES):
+        for clauses in self._clauses(self.problem.weights, self.outcome.open, _BOXES):
             goals = Goals.of(clauses, self.outcome.open)
             splitter = InputSplitter(
                 self.problem.weights, clauses.box, goals, self.largest, step.inputs, self.deadline
@@ -140,11 +140,26 @@ class Flow:
         return self._take_down(search, "input splitting")
 
     def _branch_on_neurons(self, step: NeuronBranching) -> Witness | None:
+        """Search, and once more in float64 where leaves are within rounding of proof (design rule 7.2)."""
+        weights = self.problem.weights
         search = Search()
-        for box in self._open_boxes(step.relu.bounds):
+        self._search_neurons(step, weights, self._open_boxes(step.relu.bounds), search)
+        witness = self._take_down(search, "beta-crown")
+        doubtful = search.given_up & self.outcome.open
+        precise = weights.to(torch.float64) if doubtful and weights.dtype != torch.float64 else None
+        if witness is not None or precise is None:
+            return witness
+        again = Search(rounds=search.rounds, visited=search.visited, verified=search.verified)
+        self._search_neurons(step, precise, self._bounded_boxes(step.relu.bounds, precise, doubtful), again)
+        return self._take_down(again, "beta-crown")
+
+    def _search_neurons(
+        self, step: NeuronBranching, weights: Weights, boxes: Iterable[OneBox], search: Search
+    ) -> None:
+        for box in boxes:
             clauses = box.root.clauses
             splitter = ReluSplitter(
-                self.problem.weights,
+                weights,
                 clauses.box,
                 box.root.relaxed,
                 Goals.of(clauses, set(box.disjuncts)),
@@ -153,7 +168,6 @@ class Flow:
                 self.deadline,
             )
             self._explore(splitter, step.loop, search)
-        return self._take_down(search, "beta-crown")
 
     def _solve_programs(self, step: Programs) -> Witness | None:
         from abcrown_dist.programs import WholeBox  # scipy takes longer to import than most runs
@@ -196,24 +210,22 @@ class Flow:
         return None
 
     def _open_boxes(self, settings: BoundSettings) -> Iterator[OneBox]:
-        for root in self._open_roots(settings):
+        """What the last bound method left, or bounds computed now."""
+        if not self.roots:
+            yield from self._bounded_boxes(settings, self.problem.weights, self.outcome.open)
+        for root in self.roots:
             yield from OneBox.each(root, self.outcome.open)
 
-    def _open_clauses(self, boxes: int) -> Iterator[Clauses]:
-        problem = self.problem
-        yield from batches(
-            problem.prop, problem.weights, sorted(self.outcome.open), boxes, problem.model.dtype
-        )
-
-    def _open_roots(self, settings: BoundSettings) -> Iterator[Root]:
-        """What the last bound method left, or bounds computed now."""
-        if self.roots:
-            yield from self.roots
-            return
+    def _bounded_boxes(
+        self, settings: BoundSettings, weights: Weights, wanted: set[int]
+    ) -> Iterator[OneBox]:
         with torch.no_grad():
-            for clauses in self._open_clauses(self.config.solver.batch_size):
-                relaxed = bound_intermediate(self.problem.weights, clauses.box, settings, self.deadline)
-                yield Root(clauses, relaxed)
+            for clauses in self._clauses(weights, wanted, self.config.solver.batch_size):
+                relaxed = bound_intermediate(weights, clauses.box, settings, self.deadline)
+                yield from OneBox.each(Root(clauses, relaxed), wanted)
+
+    def _clauses(self, weights: Weights, wanted: set[int], boxes: int) -> Iterator[Clauses]:
+        yield from batches(self.problem.prop, weights, sorted(wanted), boxes, self.problem.model.dtype)
 
     def _explore(self, splitter: Splitter, settings: LoopSettings, search: Search) -> None:
         if search.witness is not None:

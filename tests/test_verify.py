@@ -154,7 +154,7 @@ def test_refuted_disjuncts_are_not_taken_up_again(
     assert outcome.open == {1}
     assert outcome.reason == "1 of 2 disjuncts are open: still open after 3 rounds of branching"
     assert asked[0] == [0, 1] and all(wanted == [1] for wanted in asked[1:])
-    assert searched == [(1,)]
+    assert searched and all(disjuncts == (1,) for disjuncts in searched)
     assert outcome.bounds[0].refuted and not outcome.bounds[1].refuted
 
 

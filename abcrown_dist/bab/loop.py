@@ -59,6 +59,7 @@ class Search:
 
     Attributes:
         refuted: disjuncts that cannot be fulfilled.
+        given_up: disjuncts with leaves that are within rounding of proof.
         witness: a confirmed counterexample, which ends the search.
         reason: why it ended without an answer; empty if it did not.
         rounds: its course.
@@ -67,6 +68,7 @@ class Search:
     """
 
     refuted: set[int] = field(default_factory=set)
+    given_up: set[int] = field(default_factory=set)
     witness: Witness | None = None
     reason: str = ""
     rounds: list[Round] = field(default_factory=list)
@@ -122,6 +124,7 @@ class Loop:
         undecided = self.store.goals() | self.given_up
         names = self.splitter.disjuncts
         self.search.refuted |= {names[goal] for goal in range(len(names)) if goal not in undecided}
+        self.search.given_up |= {names[goal] for goal in self.given_up}
         if self.given_up and not self.search.reason:
             self.search.reason = (
                 "domains with nothing left to split are undecided: "

@@ -125,6 +125,11 @@ def check_world(config: Config, world: World) -> None:
         raise ConfigError(f"parallel.mode: none leaves {world.size} ranks without a task; set fsdp or tp")
     if parallel.shard_rows and parallel.mode not in ("fsdp", "auto"):
         raise ConfigError(f"parallel.shard_rows needs parallel.mode fsdp, not {parallel.mode}")
+    if world.size > 1 and config.general.complete_verifier in ("mip", "bab-refine"):
+        raise ConfigError(
+            f"general.complete_verifier: {config.general.complete_verifier} runs in one process, not on "
+            f"{world.size} ranks"
+        )
     if parallel.backend == "nccl" and world.size > 1 and resolve_device(config.general.device).type != "cuda":
         raise ConfigError("parallel.backend: nccl needs general.device cuda")
 
