@@ -23,11 +23,15 @@ import math
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-COLUMNS = (("batch", 7), ("domains/s", 11), ("live MiB", 10), ("KiB per domain", 16), ("KiB stored", 12), ("rss MiB", 9))
+COLUMNS = (
+    *(("batch", 7), ("domains/s", 11), ("live MiB", 10)),
+    *(("KiB per domain", 16), ("KiB stored", 12), ("rss MiB", 9)),
+)
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +107,7 @@ def generated(folder: Path) -> tuple[str, str]:
     torch.manual_seed(0)
     widths = [784, *[256] * 6, 10]
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(widths, widths[1:], strict=False):
+    for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     net = nn.Sequential(*layers[:-1])
     with torch.no_grad():
@@ -115,7 +119,8 @@ def generated(folder: Path) -> tuple[str, str]:
     model, prop = folder / "mlp_256x6.onnx", folder / "mlp_256x6.vnnlib"
     torch.onnx.export(net, (x,), str(model), dynamo=False, input_names=["x"], output_names=["y"])
     best, second = y.topk(2).indices.tolist()
-    lines = [f"(declare-const X_{i} Real)" for i in range(784)] + [f"(declare-const Y_{i} Real)" for i in range(10)]
+    names = [f"X_{i}" for i in range(784)] + [f"Y_{i}" for i in range(10)]
+    lines = [f"(declare-const {name} Real)" for name in names]
     for i, value in enumerate(x[0].tolist()):
         lines += [f"(assert (>= X_{i} {value - 0.02:.6f}))", f"(assert (<= X_{i} {value + 0.02:.6f}))"]
     lines.append(f"(assert (>= Y_{second} Y_{best}))")
@@ -125,7 +130,8 @@ def generated(folder: Path) -> tuple[str, str]:
 
 def main() -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("--onnx")
     parser.add_argument("--vnnlib")
     parser.add_argument("--batches", type=int, nargs="+", default=[64, 512, 4096])
