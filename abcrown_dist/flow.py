@@ -174,15 +174,19 @@ class Flow:
 
         outcome, prop = self.outcome, self.problem.prop
         for box in self._open_boxes(step.bounds):
-            programs = WholeBox(self.problem.weights, box)
+            try:
+                programs = WholeBox(self.problem.weights, box, self.largest)
+            except ValueError as error:
+                self.given_up = str(error)
+                continue
             for index in box.disjuncts:
                 self.deadline.check()
                 found = programs.decide(prop.disjuncts[index], self.deadline, self.config.general.seed)
                 if found.outcome == "refuted":
                     outcome.bounds[index] = ClauseBound(index, [found.bound], True, "mip")
                     outcome.open.discard(index)
-                elif found.outcome == "candidate" and found.point is not None:
-                    witness = self._first_confirmed([(index, found.point)])
+                elif found.point is not None:
+                    witness = self._probe()([index], torch.from_numpy(found.point)[None])
                     if witness is not None:
                         return witness
                 self.given_up = found.reason if index in outcome.open else self.given_up
@@ -196,14 +200,19 @@ class Flow:
         roots = []
         for box in boxes:
             self.deadline.check()
-            root, found = refined(
-                self.problem.weights,
-                box,
-                step.bounds,
-                self.deadline,
-                step.refine_neuron_timeout,
-                step.refine_neuron_time_percentage / len(boxes),
-            )
+            try:
+                root, found = refined(
+                    self.problem.weights,
+                    box,
+                    step.bounds,
+                    self.deadline,
+                    step.refine_neuron_timeout,
+                    step.refine_neuron_time_percentage / len(boxes),
+                )
+            except ValueError as error:
+                _log.warning("not refined: %s", error)
+                roots.append(box.root)
+                continue
             _log.info("%d of %d neurons tightened, %d stable", found.tightened, found.tried, found.stabilised)
             roots.append(root)
         self.roots = roots
@@ -230,15 +239,7 @@ class Flow:
     def _explore(self, splitter: Splitter, settings: LoopSettings, search: Search) -> None:
         if search.witness is not None:
             return
-        weights, begun, visited = self.problem.weights, self.deadline.elapsed(), search.visited
-        probe = Probe(
-            flat_network(weights.graph, weights),
-            self.problem.prop,
-            self.problem.confirmer.confirm,
-            weights.dtype,
-            self.config.general.seed,
-            self.deadline,
-        )
+        begun, visited = self.deadline.elapsed(), search.visited
 
         def show(latest: Round) -> None:
             self.outcome.rounds.append(latest)
@@ -249,7 +250,23 @@ class Flow:
 
         shown: list[Round] = []
         with torch.no_grad():
-            Loop(splitter, settings, probe, self.deadline, search, show).run()
+            Loop(splitter, settings, self._probe(), self.deadline, search, show).run()
+
+    def _probe(self) -> Probe:
+        weights = self.problem.weights
+
+        def agree(hits: list[int]) -> list[int]:
+            return weights.group.first(lambda: hits)
+
+        return Probe(
+            flat_network(weights.graph, weights),
+            self.problem.prop,
+            self.problem.confirmer.confirm,
+            weights.dtype,
+            self.config.general.seed,
+            self.deadline,
+            agree,
+        )
 
     def _take_down(self, search: Search, method: str) -> Witness | None:
         for index in search.refuted & self.outcome.open:

@@ -31,6 +31,7 @@ _FEW_INPUTS = 6  # so few that neurons are not split at all
 _WIDE = 1024  # neurons of a layer from which on backward passes over every box are too dear
 _BOX_BYTES = 256 << 20  # of the bounds of one batch of boxes
 _SLICES = 8  # of a batch's children, under bab.force_synchronous
+_LEAST_SLICE = 4  # domains; fewer take as long
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ def input_branching(config: Config, weights: Weights, automatic: str = "crown") 
 
 
 def _slice(batch: int) -> int:
-    return max(1, -(-2 * batch // _SLICES))
+    return max(_LEAST_SLICE, -(-2 * batch // _SLICES))
 
 
 def _loop(config: Config, batch: int) -> LoopSettings:

@@ -67,7 +67,8 @@ def load(config: Config, instance: Instance, group: Group = ALONE) -> Problem:
         check(model, prop)
         mine.append(model)
         can_bound = not unsupported(model.graph, REGISTRY)
-        settled = choose(config, model.graph, prop, group.size, device, can_bound=can_bound)
+        settled = with_enough_digits(config, model.graph)
+        settled = choose(settled, model.graph, prop, group.size, device, can_bound=can_bound)
         return dataclasses.replace(model, graph=without_values(model.graph)), prop, settled
 
     model, prop, config = group.first(read)
@@ -83,6 +84,7 @@ def prepare(
 ) -> Problem:
     """A problem of this process alone, checked, with its weights in place."""
     check(model, prop)
+    config = with_enough_digits(config, model.graph)
     missing = unsupported(model.graph, REGISTRY)
     return Problem(
         config, model, prop, _place(config, model.graph, ALONE, _device(config)), confirmer, missing
@@ -178,6 +180,24 @@ def _place(config: Config, graph: Graph, group: Group, device: torch.device) -> 
         prefetch=parallel.prefetch,
         shard_rows=parallel.shard_rows,
     )
+
+
+def with_enough_digits(config: Config, graph: Graph) -> Config:
+    """The configuration, in float64 if float32 cannot hold the network's constants to its own precision.
+
+    The error of a bound counts rounding, not what became zero, subnormal or infinite before bounding began.
+    """
+    if config.general.double_fp:
+        return config
+    for value in graph.constants.values():
+        if value.dtype == torch.float64:
+            lost = (value - value.float().double()).abs() > 2.0**-23 * value.abs()
+            if bool(lost.any()):
+                _log.warning("float32 cannot hold this network's constants: computing in float64")
+                return dataclasses.replace(
+                    config, general=dataclasses.replace(config.general, double_fp=True)
+                )
+    return config
 
 
 def _hull(prop: Property) -> tuple[np.ndarray | None, np.ndarray | None]:

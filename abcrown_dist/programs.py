@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from abcrown_dist.bab.judge import stays_finite
 from abcrown_dist.bab.root import OneBox, Root
 from abcrown_dist.bounds.intervals import combine
 from abcrown_dist.bounds.propagate import bound_intermediate
@@ -18,6 +19,7 @@ from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.util.errors import ConfigError
 from abcrown_dist.util.numerics import round_down, round_up
 from abcrown_dist.weights.base import Weights
+from abcrown_dist.weights.local import LocalWeights
 
 Array = np.ndarray
 
@@ -28,10 +30,9 @@ def whole_in_float64(weights: Weights) -> Weights:
     Raises:
         ConfigError: ranks share them.
     """
-    precise = weights.to(torch.float64) if weights.group.size == 1 else None
-    if precise is None:
+    if weights.group.size > 1:
         raise ConfigError("general.complete_verifier: mip and bab-refine need whole weights in one process")
-    return precise
+    return LocalWeights(weights.graph, torch.float64)  # on the CPU, where scipy is
 
 
 def corners(weights: Weights, box: OneBox) -> tuple[Array, Array]:
@@ -55,10 +56,18 @@ def outward_bounds(weights: Weights, box: OneBox) -> dict[str, tuple[Array, Arra
 
 
 class WholeBox:
-    """Decides the open disjuncts of one box."""
+    """Decides the open disjuncts of one box.
 
-    def __init__(self, weights: Weights, box: OneBox) -> None:
+    Args:
+        largest: greatest finite number of the model's own dtype: programs know of none.
+
+    Raises:
+        ValueError: bounds that are not finite, or cross by more than rounding.
+    """
+
+    def __init__(self, weights: Weights, box: OneBox, largest: float) -> None:
         precise = whole_in_float64(weights)
+        self._sane = bool(stays_finite(weights, box.root.relaxed, largest).all())
         self.encoding: Encoding = encode(precise, *corners(weights, box), outward_bounds(weights, box))
         intervals = box.root.relaxed.intervals
         self._outputs = _magnitude([intervals[name] for name in weights.graph.outputs])
@@ -71,7 +80,10 @@ class WholeBox:
         if disjunct.D is not None:
             scale = scale + np.abs(disjunct.D) @ self._inputs
         scale = np.where(scale > 0, scale, 1.0)
-        return decide(self.encoding, disjunct, scale, time_limit=deadline.remaining(), seed=seed)
+        found = decide(self.encoding, disjunct, scale, time_limit=deadline.remaining(), seed=seed)
+        if found.outcome == "refuted" and not self._sane:
+            return Decision("unknown", point=found.point, reason="the model may overflow")
+        return found
 
 
 def refined(
@@ -82,7 +94,11 @@ def refined(
     neuron_timeout: float,
     share: float,
 ) -> tuple[Root, Refinement]:
-    """The root of one box with its unstable pre-activations tightened, and what that took."""
+    """The root of one box with its unstable pre-activations tightened, and what that took.
+
+    Raises:
+        ValueError: as for `WholeBox`.
+    """
     bounds = outward_bounds(weights, box)
     found = tighten(
         whole_in_float64(weights),

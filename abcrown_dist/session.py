@@ -232,6 +232,7 @@ def _run_batch(config: Config, start: float, files: OutputFiles, group: Group) -
         name = f"{number}: {' '.join(Path(cell).name for cell in cells[:2])}"
         try:
             instance = group.first(partial(_from_row, config, path, number, cells))
+            group.first(files.numbered(number).check)
             outcome = run_instance(config, instance, begun, files.numbered(number), group)
         except Exception as error:
             if group.size > 1 and exit_code(error) == VerifierError.exit_code:

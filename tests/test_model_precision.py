@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
+from torch import nn
 
 from abcrown_dist.bounds.concretize import Box
 from abcrown_dist.bounds.propagate import bound_outputs
@@ -141,3 +143,57 @@ def test_a_scalar_with_axes_under_tensor_parallelism() -> None:
         found = bound_outputs(weights, box, BoundSettings(method="crown"))[graph.outputs[0]]
     assert found.lower.shape == (2, 32)
     assert bool((found.lower <= found.upper).all())
+
+
+@pytest.mark.parametrize("words", SETTINGS)
+def test_an_overflow_in_a_corner_proves_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """A neuron reaches infinity where all 12 inputs are near 1; in real numbers the output is large."""
+    build = OnnxBuilder()
+    x = build.input("x", [1, 12])
+    first = np.concatenate([np.full((12, 1), 3e37), np.eye(12)], axis=1)
+    hidden = build.op("Relu", build.op("Gemm", x, build.constant(first), build.constant(np.zeros(13))))
+    second = np.concatenate([[[-1e-38]], np.full((12, 1), 10.0)])
+    value = build.op("Relu", build.op("Gemm", hidden, build.constant(second), build.constant([1.0])))
+    build.output(build.op("Gemm", value, build.constant([[1.0]]), build.constant([0.0])), [1, 1])
+    model = build.save(tmp_path / "corner.onnx")
+    prop = write_property(tmp_path / "p.vnnlib", [("0.1", "1.0")] * 12, 1, "(<= Y_0 0.5)")
+    assert run(model, prop, *words).verdict is not Verdict.UNSAT
+
+
+@pytest.mark.parametrize("words", SETTINGS)
+@pytest.mark.parametrize(("weight", "threshold"), [(1e-46, "1.0"), (2e-45, "1.9")])
+def test_constants_that_float32_cannot_hold_are_bounded_in_float64(
+    tmp_path: Path, words: tuple[str, ...], weight: float, threshold: str
+) -> None:
+    """A model in float64 whose tiny weight is zero, or 30 % off, in float32: its output is far above."""
+    build = OnnxBuilder(dtype=np.float64)
+    x = build.input("x", [1, 1])
+    hidden = build.op("Relu", build.op("Gemm", x, build.constant([[weight]]), build.constant([0.0])))
+    gain = 1e18 if weight < 1e-45 else 1e15
+    build.output(build.op("Gemm", hidden, build.constant([[gain]]), build.constant([0.0])), [1, 1])
+    model = build.save(tmp_path / "tiny.onnx")
+    prop = write_property(tmp_path / "p.vnnlib", [("1.0e30", "2.0e30")], 1, f"(>= Y_0 {threshold})")
+    assert run(model, prop, *words).verdict is not Verdict.UNSAT
+
+
+@pytest.mark.parametrize("complete", ["mip", "bab-refine"])
+def test_numbers_that_programs_cannot_hold_leave_the_answer_open(tmp_path: Path, complete: str) -> None:
+    build = OnnxBuilder(dtype=np.float64)
+    value = build.input("x", [1, 1])
+    for gain in (1e200, 1e200):
+        value = build.op("Relu", build.op("Gemm", value, build.constant([[gain]]), build.constant([0.0])))
+    build.output(build.op("Gemm", value, build.constant([[1.0]]), build.constant([0.0])), [1, 1])
+    model = build.save(tmp_path / "huge.onnx")
+    prop = write_property(tmp_path / "p.vnnlib", [("0.0", "1.0")], 1, "(<= Y_0 -1.0)")
+    words = ("--complete_verifier", complete, "--pgd_order", "skip", *LIMITED)
+    assert run(model, prop, *words).verdict is Verdict.UNKNOWN
+
+
+def test_layers_in_half_precision_are_not_fused() -> None:
+    """60000 x overflows between two layers whose product is harmless."""
+    first, second = nn.Linear(1, 2, dtype=torch.float16), nn.Linear(2, 1, dtype=torch.float16)
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[60000.0], [1.0]]))
+        second.weight.copy_(torch.tensor([[-1e-4, 20.0]]))
+    graph = load_torch(nn.Sequential(first, second), torch.ones(1, 1, dtype=torch.float16)).graph
+    assert sum(node.op == "linear" for node in graph) == 2

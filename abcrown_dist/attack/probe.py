@@ -29,6 +29,7 @@ class Probe:
         prop: the property.
         confirm: replays a flat input (float64) as a counterexample to a disjunct.
         seed: of the descents.
+        agree: makes every rank's list of promising points that of the first one: they confirm together.
     """
 
     def __init__(
@@ -39,9 +40,11 @@ class Probe:
         dtype: torch.dtype,
         seed: int,
         deadline: Deadline,
+        agree: Callable[[list[int]], list[int]] = lambda hits: hits,
     ) -> None:
         self._network, self._property, self._confirm = network, prop, confirm
         self._dtype, self._seed, self._deadline = dtype, seed, deadline
+        self._agree = agree
 
     def __call__(self, disjuncts: Sequence[int], points: Tensor) -> Witness | None:
         """Try points (N, inputs), each against the disjunct at its place in the list."""
@@ -76,8 +79,8 @@ class Probe:
 
     def _confirmed(self, owners: np.ndarray, x: Tensor, missing: Tensor) -> Witness | None:
         """The first of the points (N, inputs) that look like counterexamples to be confirmed."""
-        hits = torch.nonzero(missing <= 0).flatten().tolist()
-        for index in hits[:_MOST_CONFIRMED]:
+        hits = torch.nonzero(missing <= 0).flatten()[:_MOST_CONFIRMED].tolist()
+        for index in self._agree(hits):
             witness = self._confirm(x[index].double().cpu().numpy(), int(owners[index]))
             if witness is not None:
                 return witness

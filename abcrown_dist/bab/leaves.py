@@ -43,32 +43,8 @@ class Leaf:
     splits: Splits
 
 
-def examine(
-    weights: Weights, box: Box, goals: Goals, leaves: Sequence[Leaf], deadline: Deadline
-) -> Examined:
-    """Decide leaves of a box (B = 1), one linear program each.
-
-    Raises:
-        DeadlineExceeded: between two of them.
-    """
-    program = _Programs(weights, box, goals)
-    proven, margins, points = [], [], []
-    for leaf in leaves:
-        deadline.check()
-        found = program.solve(leaf, deadline.remaining())
-        proven.append(found.refuted)
-        margins.append(found.violation)
-        points.append(torch.from_numpy(found.point))
-    device = weights.device
-    return Examined(
-        torch.tensor(proven, dtype=torch.bool, device=device),
-        torch.tensor(margins, dtype=torch.float64, device=device),
-        torch.stack(points),
-    )
-
-
-class _Programs:
-    """Sets up the linear programs of the leaves of one box, in float64 where the weights allow it."""
+class LeafPrograms:
+    """Linear programs of the leaves of one box (B = 1), in float64 where the weights allow it."""
 
     def __init__(self, weights: Weights, box: Box, goals: Goals) -> None:
         self.weights = weights.to(torch.float64) or weights
@@ -78,8 +54,27 @@ class _Programs:
             {name: side.to(dtype) for name, side in box.upper.items()},
         )
 
-    def solve(self, leaf: Leaf, seconds: float) -> Answer:
-        """The answer of the linear program on a leaf."""
+    def examine(self, leaves: Sequence[Leaf], deadline: Deadline) -> Examined:
+        """Decide leaves, one linear program each.
+
+        Raises:
+            DeadlineExceeded: between two of them.
+        """
+        proven, margins, points = [], [], []
+        for leaf in leaves:
+            deadline.check()
+            found = self._solve(leaf, deadline.remaining())
+            proven.append(found.refuted)
+            margins.append(found.violation)
+            points.append(torch.from_numpy(found.point))
+        device = self.weights.device
+        return Examined(
+            torch.tensor(proven, dtype=torch.bool, device=device),
+            torch.tensor(margins, dtype=torch.float64, device=device),
+            torch.stack(points).to(device),
+        )
+
+    def _solve(self, leaf: Leaf, seconds: float) -> Answer:
         relaxed = impose(_cast(leaf.relaxed, self.weights.dtype), leaf.splits)
         parts = [
             self._functions(self._decisions(name, split.index[0], split.sign[0]), relaxed)
@@ -100,7 +95,10 @@ class _Programs:
         scale = np.maximum(scale, np.finfo(float).tiny * 1e10)
         from abcrown_dist.exact.leaf import least_violation  # scipy: few runs ever come to a leaf
 
-        return least_violation(lower, upper, A, b, scale, slack, time_limit=seconds)
+        # Of ranks that share the weights one asks for all: their clocks differ, and so might the answers.
+        return self.weights.group.first(
+            lambda: least_violation(lower, upper, A, b, scale, slack, time_limit=seconds)
+        )
 
     def _decisions(self, name: str, index: Tensor, sign: Tensor) -> Start:
         """The functions  -sign z_index, which a point of the leaf makes <= 0."""

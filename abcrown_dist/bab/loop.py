@@ -149,7 +149,9 @@ class Loop:
             return False
         if bounded is not None:
             self._settle(bounded)
-        if len(branched.leaves) and self.search.witness is None:
+        if self.search.witness is not None:
+            self.given_up |= set(branched.leaves.goal.tolist())  # nobody looks at them any more
+        elif len(branched.leaves):
             self._examine(branched.leaves)
         return True
 
@@ -181,7 +183,7 @@ class Loop:
         if len(left):
             domains = leaves.select(left)
             self.given_up |= set(domains.goal.tolist())
-            self.search.witness = self.probe(self._disjuncts(domains), examined.points[left.cpu()])
+            self.search.witness = self.probe(self._disjuncts(domains), examined.points[left])
 
     def _note(self, refuted: Domains) -> None:
         margins = self.search.margins

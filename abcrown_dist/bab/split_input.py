@@ -31,6 +31,7 @@ from abcrown_dist.util.numerics import round_down, round_up, unit_roundoff
 from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.evaluate import split_inputs
 
+_DEEPEST_INSANE = 40  # decisions
 _NARROW = 16  # roundings: an edge of fewer is not worth splitting
 
 
@@ -86,7 +87,12 @@ class InputSplitter:
             goal=torch.arange(count, device=device),
             ident=child_ident(torch.zeros_like(disjuncts), disjuncts),
             depth=torch.zeros(count, dtype=torch.int64, device=device),
-            state={"lower": lower, "upper": upper, "score": upper - lower},
+            state={
+                "lower": lower,
+                "upper": upper,
+                "score": upper - lower,
+                "sane": torch.ones(count, 1, dtype=torch.bool, device=device),
+            },
         )
 
     def bound(self, domains: Domains) -> Bounded:
@@ -106,6 +112,8 @@ class InputSplitter:
         least = _NARROW * unit_roundoff(lower.dtype) * torch.maximum(lower.abs(), upper.abs())
         least = least.clamp(min=torch.finfo(lower.dtype).tiny)  # halves of subnormal numbers may be whole
         wide = upper - lower > least
+        # Where the model may overflow, halving seldom helps, and never ends by itself.
+        wide &= domains.state["sane"] | (domains.depth < _DEEPEST_INSANE)[:, None]
         count = wide.sum(1)
         leaves, domains = domains.select(count == 0), domains.select(count > 0)
         if not len(domains):
@@ -165,7 +173,7 @@ class InputSplitter:
         weight = A[every, row].abs()
         # An input that the bound ignores here may matter in a part of the box.
         weight = torch.maximum(weight, 1e-3 * weight.amax(1, keepdim=True))
-        state = {"lower": lower, "upper": upper, "score": weight * (upper - lower)}
+        state = {"lower": lower, "upper": upper, "score": weight * (upper - lower), "sane": judge.sane}
         return Bounded(
             # What was shown of the parent holds in its parts.
             replace(domains, margin=torch.maximum(domains.margin, best), state=state),
@@ -252,9 +260,11 @@ def _halves(domains: Domains, edges: Tensor) -> Domains:
     ident = born.ident
     for level in range(levels):
         ident = child_ident(ident, chosen[:, level], side[:, level])
-    state = {"lower": lower, "upper": upper, "score": born.state["score"]}
+    state = {"lower": lower, "upper": upper, "score": born.state["score"], "sane": born.state["sane"]}
     return Domains(born.margin, born.goal, ident, born.depth + levels, state)
 
 
 def _double(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.double() for name, value in parts.items()}
+    return {
+        name: value.double() if value.is_floating_point() else value for name, value in parts.items()
+    }

@@ -13,7 +13,7 @@ from abcrown_dist.bab.domains import Domains, child_ident, pad_last
 from abcrown_dist.bab.goals import Goals
 from abcrown_dist.bab.heuristics import Branching, Chooser, Rows
 from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite, verdicts
-from abcrown_dist.bab.leaves import Leaf, examine, flat_points
+from abcrown_dist.bab.leaves import Leaf, LeafPrograms, flat_points
 from abcrown_dist.bab.neurons import Neurons
 from abcrown_dist.bab.slices import slices
 from abcrown_dist.bab.splitter import Bounded, Branched, Examined, joined
@@ -82,6 +82,7 @@ class ReluSplitter:
         sane = stays_finite(weights, relaxed, largest)[:, None].expand(len(goals), 1)
         lost = lost_by_rounding(weights, goals.lost, relaxed, box, goals.rhs)
         self.judge = Judge(goals.rhs, lost, sane)
+        self._programs: LeafPrograms | None = None
 
     def roots(self) -> Domains:
         """The whole box, once for every goal, with CROWN's slopes."""
@@ -126,13 +127,10 @@ class ReluSplitter:
     def examine(self, leaves: Domains) -> Examined:
         """By linear programs over all constraints of each leaf, in which the network is affine."""
         domains = _without_gaps(leaves)
-        found = examine(
-            self.weights,
-            self.box,
-            self.goals,
-            [self._leaf(domains.select(slice(i, i + 1))) for i in range(len(domains))],
-            self.deadline,
-        )
+        if self._programs is None:
+            self._programs = LeafPrograms(self.weights, self.box, self.goals)
+        each = [self._leaf(domains.select(slice(i, i + 1))) for i in range(len(domains))]
+        found = self._programs.examine(each, self.deadline)
         # The program knows nothing of a model whose own numbers overflow.
         return dataclasses.replace(found, proven=found.proven & self.judge.sane[domains.goal, 0])
 

@@ -68,7 +68,7 @@ def scaling_after_affine(build: Rebuild, node: Node) -> str | None:
     axis = len(node.shape) - 1 if source.op == "linear" else 1
     scale = _per_channel(scaling.scale, node.shape, axis)
     shift = _per_channel(scaling.shift, node.shape, axis)
-    if scale is None or shift is None or not _tame(_weight(build, source), scale):
+    if scale is None or shift is None or not _tame(build, source, scale):
         return None
     bias = _bias(build, source) * scale + shift
     weight = None if (scale == 1).all() else _scale_outputs(source, _weight(build, source), scale)
@@ -86,9 +86,16 @@ def _scale_outputs(node: Node, weight: torch.Tensor, scale: torch.Tensor) -> tor
     return (grouped * factors).reshape(weight.shape)
 
 
-def _tame(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two factors may become one: large ones may overflow on the way, which fusing would hide."""
-    return bool(max(first.abs().max(), second.abs().max()) <= _LARGE) if first.numel() else True
+def _tame(build: Rebuild, node: Node, factor: torch.Tensor) -> bool:
+    """Whether the weight of `node` and a factor may become one.
+
+    Large ones may overflow on the way, which fusing would hide. In half precision nearly all may.
+    """
+    own = build.constant(node.attrs["weight"])
+    assert own is not None
+    if own.dtype in (torch.float16, torch.bfloat16):
+        return False
+    return bool(max(own.abs().max(), factor.abs().max()) <= _LARGE) if own.numel() else True
 
 
 def _weight(build: Rebuild, node: Node) -> torch.Tensor:
@@ -132,7 +139,7 @@ def scaling_before_linear(build: Rebuild, node: Node) -> str | None:
         for value in (scaling.scale, scaling.shift)
     )
     weight, bias = _weight(build, node), _bias(build, node)
-    if scale is None or shift is None or not _tame(weight, scale):
+    if scale is None or shift is None or not _tame(build, node, scale):
         return None
     origin = inner.inputs[0]
     if view is not None:
@@ -149,7 +156,7 @@ def linear_after_linear(build: Rebuild, node: Node) -> str | None:
     if inputs * outputs > hidden * (inputs + outputs):
         return None
     second, first = _weight(build, node), _weight(build, source)
-    if not _tame(first, second):
+    if not (_tame(build, source, second) and _tame(build, node, first)):
         return None
     bias = _bias(build, node) + second @ _bias(build, source)
     return _emit_fused(build, node, replace(node, inputs=source.inputs), second @ first, bias)

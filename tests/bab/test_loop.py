@@ -269,3 +269,26 @@ def test_several_searches_share_their_result() -> None:
     assert again is search
     assert search.visited == 2 * visited
     assert len(search.rounds) > len(rounds)
+
+
+class OneLeaf(Halving):
+    """Goal 1 is a leaf from the start; goal 0 is split."""
+
+    def branch(self, domains: Domains, levels: int) -> Branched:
+        found = super().branch(domains.select(domains.goal == 0), levels)
+        return Branched(found.children, domains.select(domains.goal == 1))
+
+
+def test_leaves_of_the_round_in_which_a_counterexample_turns_up_are_not_refuted() -> None:
+    """Nobody has looked at them."""
+    calls: list[int] = []
+
+    def found_late(disjuncts: Sequence[int], points: Tensor) -> Witness | None:
+        calls.append(len(disjuncts))
+        return Witness([], [], 0) if len(calls) > 1 else None
+
+    search = Search()
+    splitter = OneLeaf([-1.0, -1.0], leaves_proven=True)
+    Loop(splitter, LoopSettings(batch=4), found_late, Deadline(5), search, lambda _: None).run()
+    assert search.witness is not None
+    assert search.refuted == set()
