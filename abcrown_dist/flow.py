@@ -228,10 +228,10 @@ class Flow:
     def _bounded_boxes(
         self, settings: BoundSettings, weights: Weights, wanted: set[int]
     ) -> Iterator[OneBox]:
-        with torch.no_grad():
-            for clauses in self._clauses(weights, wanted, self.config.solver.batch_size):
+        for clauses in self._clauses(weights, wanted, self.config.solver.batch_size):
+            with torch.no_grad():  # not around the yield: it would hold for whoever asks for the next one
                 relaxed = bound_intermediate(weights, clauses.box, settings, self.deadline)
-                yield from OneBox.each(Root(clauses, relaxed), wanted)
+            yield from OneBox.each(Root(clauses, relaxed), wanted)
 
     def _clauses(self, weights: Weights, wanted: set[int], boxes: int) -> Iterator[Clauses]:
         yield from batches(self.problem.prop, weights, sorted(wanted), boxes, self.problem.model.dtype)

@@ -321,9 +321,9 @@ def test_fewer_boxes_at_once_where_they_take_more(tmp_path: Path) -> None:
 def test_forced_synchronous_work_comes_in_slices_and_nothing_leaves_early(
     wide: tuple[LocalWeights, Property],
 ) -> None:
-    """An eighth of both children of a batch, and at least one."""
+    """An eighth of both children of a batch, and at least four."""
     forced = ("--bab.force_synchronous", "true")
-    for batch, size in ((64, 16), (4, 1), (1, 1), (33, 9)):
+    for batch, size in ((64, 16), (4, 4), (1, 4), (33, 9)):
         relu = neurons(*forced, "--batch_size", str(batch)).relu
         assert (relu.slice, relu.beta.prune, relu.root.prune) == (size, None, None)
     words = (*forced, f"{SPLIT}.batch_size", "40")

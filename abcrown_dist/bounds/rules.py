@@ -35,6 +35,7 @@ def relaxed_backward(relaxed: RelaxedNode, A: Tensor, alpha: Tensor | None) -> t
     # A low + min(A, 0) (high - low), in three passes over memory.
     gap = high - low  # of every domain, though rows may serve all of them
     negative = negative.mul_(gap) if len(negative) == len(gap) else negative * gap
+    del gap  # as large as A, where slopes differ from row to row
     return torch.addcmul(negative, A, low), bias
 
 
