@@ -48,6 +48,14 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 
 
 SEARCHES = [name for name in SETTINGS if "by_" in name]
+# The other settings run with the slow tests.
+EVERY_SETTING = [
+    pytest.param(
+        name,
+        marks=() if name in ("default", "no_attack", "no_attack_double", *SEARCHES) else pytest.mark.slow,
+    )
+    for name in SETTINGS
+]
 
 
 @dataclass(frozen=True)
@@ -231,7 +239,7 @@ def solve(trap: Trap, folder: Path, *words: str) -> str:
     return flow.run(model, prop, *words, deadline=Deadline(60 if trap.decided else 0.3)).verdict.value
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", EVERY_SETTING)
 @pytest.mark.parametrize("name", TRAPS)
 def test_the_verdict_is_right(tmp_path: Path, name: str, setting: str) -> None:
     assert solve(TRAPS[name], tmp_path, *SETTINGS[setting]) in allowed(TRAPS[name], setting)
@@ -419,7 +427,7 @@ NOT_FINITE: dict[str, tuple[Build, list[flow.Range], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", EVERY_SETTING)
 @pytest.mark.parametrize("name", NOT_FINITE)
 def test_a_network_that_is_not_finite_is_never_unsat(tmp_path: Path, name: str, setting: str) -> None:
     build, ranges, outputs, assertion = NOT_FINITE[name]

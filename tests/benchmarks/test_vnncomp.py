@@ -221,7 +221,7 @@ def test_interrupted_it_prints_what_there_is(harness: Harness) -> None:
         while len(harness.recorded) < 2:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        said, errors = process.communicate(timeout=20)
+        said, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     assert (process.returncode, errors) == (130, "")

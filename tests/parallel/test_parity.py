@@ -30,6 +30,7 @@ FOR_FOUR = (
     "depth_2", "depth_8", "one_neuron", "cnn", "residual", "up_and_down", "grouped_dilated",
     "averaged", "pooled", "shared", "sliced",
 )  # fmt: skip
+UNIT_FOR_FOUR = ("depth_8", "one_neuron", "cnn", "residual")
 
 # Chunks of a size that does not depend on who takes them.
 ROWS = (
@@ -41,7 +42,9 @@ ROWS = (
 PLACES = [
     *((name, 1) for name in THOROUGH),
     *((name, 2) for name in networks.NAMES),
-    *((name, 4) for name in FOR_FOUR),
+    *(
+        pytest.param(name, 4, marks=() if name in UNIT_FOR_FOUR else pytest.mark.slow) for name in FOR_FOUR
+    ),
 ]
 
 
