@@ -27,6 +27,7 @@ from abcrown_dist.weights.base import Weights
 _FORWARD_GAIN = 8
 _QUICK_DOMAINS = 256  # domains worth a try before slopes of all layers are optimised
 _QUICK_BOXES = 8192  # likewise
+_SMALL = 4096  # neurons of a network on which many points cost hardly more than a few
 _FEW_INPUTS = 6  # so few that neurons are not split at all
 _WIDE = 1024  # neurons of a layer from which on backward passes over every box are too dear
 _BOX_BYTES = 256 << 20  # of the bounds of one batch of boxes
@@ -80,7 +81,9 @@ def plan(config: Config, weights: Weights, prop: Property, can_bound: bool = Tru
     if can_bound:
         first, rest = _Proofs(config, weights, prop).steps()
     full = attack_settings(config)
-    short = dataclasses.replace(full, restarts=min(full.restarts, 2), steps=min(full.steps, 20))
+    small = sum(node.size for node in weights.graph) <= _SMALL
+    restarts, steps = (full.restarts, 50) if small else (2, 20)
+    short = dataclasses.replace(full, restarts=min(full.restarts, restarts), steps=min(full.steps, steps))
     orders: dict[str, list[Step]] = {
         "auto": [short, *first, full, *rest],
         "before": [full, *first, *rest],
