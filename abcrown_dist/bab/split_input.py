@@ -31,7 +31,7 @@ from abcrown_dist.util.numerics import round_down, round_up, unit_roundoff
 from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.evaluate import split_inputs
 
-_DEEPEST_INSANE = 40  # decisions
+_DEEPEST_INSANE = 12  # decisions
 _NARROW = 16  # roundings: an edge of fewer is not worth splitting
 
 
