@@ -1,7 +1,7 @@
 """The command line: words -> configuration -> verify -> exit code.
 
 Exit codes: 0 a verdict was produced (unknown and timeout are verdicts), 2 bad usage or
-configuration, 3 a file cannot be loaded, 4 internal error, 130 interrupted from the keyboard.
+configuration, 3 a file cannot be loaded, 4 internal error, 130 interrupted from the keyboard, 143 terminated.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 from abcrown_dist.config import Config, load_config
 from abcrown_dist.config.plan_request import COMMAND, parse_plan
 from abcrown_dist.util.errors import VerifierError, describe, exit_code
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 PREPARE = "prepare"
 
 
@@ -46,11 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log_to_stderr(quiet=config.general.progress == "none")
         with _no_collection():
             from abcrown_dist.session import run  # heavy: after the configuration has proved right
-        return run(config, start)
+        with _terminable():
+            return run(config, start)
     except SystemExit as finished:  # --help and --version
         return finished.code if isinstance(finished.code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Terminated:
+        return TERMINATED
     except Exception as error:
         # The configuration itself may be what failed: then the words alone tell.
         asked = any("traceback" in word for word in words) if config is None else config.debug.traceback
@@ -100,6 +106,27 @@ def _run_as_rank(words: Sequence[str], start: float) -> int:
         return failed.exit_code  # rank 0 says why
 
 
+class Terminated(BaseException):
+    """The process was asked to end (SIGTERM): like an interrupt, it leaves whole files behind."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM raises `Terminated` inside the block. Ranks of torchrun die at once instead: others wait."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Let the garbage collector sleep while modules are imported, and never look at them afterwards.
@@ -123,6 +150,8 @@ def _report(error: Exception, show_traceback: bool) -> int:
         traceback.print_exception(error)
     if isinstance(error, VerifierError):
         print(f"error: {describe(error)}", file=sys.stderr)
+    elif isinstance(error, MemoryError):
+        print("error: out of memory before anything could be verified", file=sys.stderr)
     else:
         hint = "" if show_traceback else "; run with --debug.traceback true"
         print(f"internal error: {describe(error)}{hint}", file=sys.stderr)

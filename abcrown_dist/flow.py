@@ -151,7 +151,9 @@ class Flow:
             return witness
         again = Search(rounds=search.rounds, visited=search.visited, verified=search.verified)
         self._search_neurons(step, precise, self._bounded_boxes(step.relu.bounds, precise, doubtful), again)
-        return self._take_down(again, "beta-crown")
+        witness = self._take_down(again, "beta-crown")
+        self.given_up = self.given_up or search.reason
+        return witness
 
     def _search_neurons(
         self, step: NeuronBranching, weights: Weights, boxes: Iterable[OneBox], search: Search

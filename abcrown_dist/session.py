@@ -30,7 +30,7 @@ from abcrown_dist.plan.choose import make_plan
 from abcrown_dist.plan.text import print_plan
 from abcrown_dist.problem import Instance, check, read_instance
 from abcrown_dist.relax import REGISTRY
-from abcrown_dist.report.files import check_writable
+from abcrown_dist.report.files import check_writable, remove_old
 from abcrown_dist.report.plot import check_plot, write_plot
 from abcrown_dist.report.progress import Progress
 from abcrown_dist.report.results import write_counterexample, write_results
@@ -66,6 +66,15 @@ class OutputFiles:
         """The files of one instance of a batch: out.txt -> out_3.txt."""
         names = (self.results, self.summary, self.counterexample, self.plot)
         return OutputFiles(*(None if name is None else _numbered(name, number) for name in names))  # type: ignore[arg-type]
+
+    def prepare(self) -> None:
+        """Check the files, and remove results of an earlier run: a run that dies must not leave them behind.
+
+        Raises:
+            ConfigError: as `check`.
+        """
+        self.check()
+        remove_old(self.results)
 
     def check(self) -> None:
         """Find out before the work begins what would keep its result from being written.
@@ -108,7 +117,7 @@ def form_group(config: Config, world: World, store: Any) -> Group:
 
 def _run(config: Config, start: float, group: Group) -> int:
     files = OutputFiles.of(config)
-    group.first(files.check)
+    group.first(files.prepare)
     if config.general.csv_name is not None:
         return _run_batch(config, start, files, group)
     instance = group.first(lambda: _single(config))
@@ -207,7 +216,10 @@ def _write(
         write_summary(files.summary, _summarise(config, instance, deadline, progress, outcome))
     if files.plot is not None:
         title = f"{instance.model.name}, {instance.property.name}: {outcome.verdict.value}"
-        write_plot(files.plot, outcome.rounds, title)
+        try:
+            write_plot(files.plot, outcome.rounds, title)
+        except Exception as error:  # an ornament: the answer stands without it
+            _log.warning("no plot: %s", describe(error))
 
 
 def _single(config: Config) -> Instance:
@@ -232,15 +244,16 @@ def _run_batch(config: Config, start: float, files: OutputFiles, group: Group) -
         name = f"{number}: {' '.join(Path(cell).name for cell in cells[:2])}"
         try:
             instance = group.first(partial(_from_row, config, path, number, cells))
-            group.first(files.numbered(number).check)
+            group.first(files.numbered(number).prepare)
             outcome = run_instance(config, instance, begun, files.numbered(number), group)
         except Exception as error:
             if group.size > 1 and exit_code(error) == VerifierError.exit_code:
                 raise  # what every rank was told of leaves them in step; this may be ours alone
             code = code or exit_code(error)
             outcome = Outcome(Verdict.ERROR, describe(error))
-            if group.rank == 0:
-                write_results(files.numbered(number).results, Verdict.ERROR)
+            results = files.numbered(number).results
+            if group.rank == 0 and not Path(results).exists():  # what is there is this run's own verdict
+                write_results(results, Verdict.ERROR)
             if config.debug.traceback and group.rank == 0:
                 traceback.print_exception(error)
         rows.append(BatchRow(name, outcome.verdict, time.monotonic() - begun, outcome.reason))

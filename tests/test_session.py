@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from abcrown_dist.verify import Outcome
 from tests import flow
 from tests.models import identity
 
+ROOT = Path(__file__).resolve().parent.parent
 BOX: list[flow.Range] = [(-1, 1)] * 2
 
 Capture = pytest.CaptureFixture[str]
@@ -424,3 +428,48 @@ def test_paths_from_another_folder(files: Path, monkeypatch: pytest.MonkeyPatch)
     words = ("--onnx_path", "net.onnx", "--vnnlib_path", "unsat.vnnlib", "--root_path", "..")
     assert main(*words, "--results_file", "out_root.txt") == 0
     assert verdicts(files / "sub") == {"out.txt": "sat", "out_root.txt": "unsat"}
+
+
+def test_results_of_an_earlier_run_are_gone_before_the_work_begins(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed must not leave another one's verdict behind."""
+    (files / "out.txt").write_text("unsat\n")
+    seen: list[bool] = []
+
+    def verify(*arguments: object) -> Outcome:
+        seen.append((files / "out.txt").exists())
+        return Outcome(Verdict.UNKNOWN, "nothing was done")
+
+    monkeypatch.setattr("abcrown_dist.session.verify", verify)
+    assert single("unsat.vnnlib") == 0
+    assert seen == [False]
+    assert (files / "out.txt").read_text() == "unknown\n"
+
+
+def test_a_plot_that_fails_leaves_the_verdict(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise ValueError("no ink")
+
+    monkeypatch.setattr("abcrown_dist.session.write_plot", fail)
+    assert single("unsat.vnnlib", "--plot", "course.png") == 0
+    assert (files / "out.txt").read_text() == "unsat\n"
+
+
+def test_a_terminated_run_says_error(files: Path) -> None:
+    """SIGTERM in the middle of a search that never ends by itself: the boundary of a half space is halved."""
+    flow.write_property(files / "never.vnnlib", BOX, 2, "(and (<= Y_0 0) (> Y_0 0))")
+    words = ["--onnx_path", "net.onnx", "--vnnlib_path", "never.vnnlib", "--pgd_order", "skip"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "abcrown_dist", *words, "--device", "cpu", "--progress", "plain"],
+        cwd=files, env=environment, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "branch on inputs" in line:  # the short search has given up, the long one begins
+            break
+    process.send_signal(signal.SIGTERM)
+    process.stderr.read()
+    assert process.wait(30) == 143
+    assert (files / "out.txt").read_text() == "error\n"

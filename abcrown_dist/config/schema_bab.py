@@ -56,7 +56,8 @@ class Branching(Section):
         ),
         "Neurons: babsr scores them; fsb and kfsb compare the best by their bounds (kfsb with the domain's "
         "slopes and multipliers). Inputs: sb takes the one that the bound is most sensitive to, naive the "
-        "longest edge; where inputs are split, all others mean sb.",
+        "longest edge; where inputs are split, all others mean sb, and where neurons are, "
+        "sb and naive mean kfsb.",
         "branching_method",
     )
     candidates: int = key(

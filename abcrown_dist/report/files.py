@@ -31,6 +31,21 @@ def check_writable(path: str | Path) -> None:
         raise _unwritable(path, error) from None
 
 
+def remove_old(path: str | Path) -> None:
+    """Remove a regular file that an earlier run wrote, if it is there; what takes a stream stays.
+
+    Raises:
+        ConfigError: it cannot be removed.
+    """
+    target = Path(os.path.realpath(path))
+    if _is_stream(path, target):
+        return
+    try:
+        target.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
 def _is_stream(path: str | Path, target: Path) -> bool:
     """Whether a file takes text as it comes: a pipe, a terminal, whatever /dev/stdout stands for.
 

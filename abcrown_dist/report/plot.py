@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Two of Okabe and Ito's colours, which the colour-blind tell apart too, dark enough for text.
 _BOUND, _OPEN, _QUIET = "#0072b2", "#d55e00", "#707070"
+_KINDS = ("pdf", "png", "svg")  # those that need no other program, and look alike
+_MOST = 1e30  # margins beyond are drawn as a gap: an axis cannot hold them
 _MANY = 1000  # open domains from which on their axis is logarithmic
 _INCHES, _DPI = (8.0, 4.5), 150
 
@@ -26,18 +28,17 @@ def check_plot(path: str | Path) -> None:
     """Find out before a run what would keep its plot from being written.
 
     Raises:
-        ConfigError: matplotlib is missing, it knows no such kind of file, or the file cannot be written.
+        ConfigError: matplotlib is missing, the file's kind is none of `_KINDS`, or it cannot be written.
     """
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         missing = "not installed" if getattr(error, "name", None) == "matplotlib" else f"broken ({error})"
         raise ConfigError(
             f"a plot needs matplotlib, which is {missing}: pip install 'abcrown_dist[plot]'"
         ) from None
-    kinds = sorted(Figure().canvas.get_supported_filetypes())
-    if _kind(path) not in kinds:
-        raise ConfigError(f"cannot plot to '{path}': its name must end in one of .{', .'.join(kinds)}")
+    if _kind(path) not in _KINDS:
+        raise ConfigError(f"cannot plot to '{path}': its name must end in one of .{', .'.join(_KINDS)}")
     check_writable(path)
 
 
@@ -61,7 +62,7 @@ def write_plot(path: str | Path, rounds: Sequence[Round], title: str) -> None:
     # No date, and fixed ids in SVG: the same run gives the same file. Its text stays text.
     with rc_context({"svg.hashsalt": "abcrown_dist", "svg.fonttype": "none"}):
         figure = draw(thin(rounds), title)
-        figure.savefig(content, format=_kind(path), dpi=_DPI, metadata=_undated(_kind(path)))
+        figure.savefig(content, format=_kind(path), dpi=_DPI, metadata=_undated(_kind(path)) or None)
     write_whole(path, content.getvalue())
 
 
@@ -106,7 +107,7 @@ def _last_line(last: Round) -> str:
 
 def _draw_bound(axes: Axes, seconds: Sequence[float], worst: Sequence[float]) -> None:
     """What is not finite leaves a gap: there is no worst bound where no domain is open."""
-    finite = [value if math.isfinite(value) else math.nan for value in worst]
+    finite = [value if abs(value) < _MOST else math.nan for value in worst]
     alone = "o" if len(seconds) == 1 else ""
     axes.plot(seconds, finite, color=_BOUND, linewidth=1.6, drawstyle="steps-post", marker=alone)
     axes.axhline(0.0, color=_BOUND, linewidth=0.9, linestyle=(0, (5, 3)), alpha=0.8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +109,15 @@ class _Missing:
 def test_runs_without_a_plot_do_not_import_matplotlib() -> None:
     code = "import sys, abcrown_dist.report.plot; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("worst", [math.nan, -math.inf, -3e38])
+def test_bounds_that_no_axis_holds_are_a_gap(tmp_path: Path, worst: float) -> None:
+    rounds = [dataclasses.replace(proof(12, 40)[0], worst=worst)]
+    write_plot(tmp_path / "course.png", rounds, "title")
+    assert (tmp_path / "course.png").stat().st_size > 0
+
+
+def test_other_kinds_of_files_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must end in one of .pdf, .png, .svg"):
+        check_plot(tmp_path / "course.jpg")
