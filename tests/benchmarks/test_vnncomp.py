@@ -214,6 +214,8 @@ def test_interrupted_it_prints_what_there_is(harness: Harness) -> None:
     process = subprocess.Popen(
         harness.words("--timeout", "50"), env=harness.environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # What runs in the background may have been told to ignore interrupts, and its children with it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         assert process.stdout is not None
