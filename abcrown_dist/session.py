@@ -67,15 +67,6 @@ class OutputFiles:
         names = (self.results, self.summary, self.counterexample, self.plot)
         return OutputFiles(*(None if name is None else _numbered(name, number) for name in names))  # type: ignore[arg-type]
 
-    def prepare(self) -> None:
-        """Check the files, and remove results of an earlier run: a run that dies must not leave them behind.
-
-        Raises:
-            ConfigError: as `check`.
-        """
-        self.check()
-        remove_old(self.results)
-
     def check(self) -> None:
         """Find out before the work begins what would keep its result from being written.
 
@@ -117,9 +108,10 @@ def form_group(config: Config, world: World, store: Any) -> Group:
 
 def _run(config: Config, start: float, group: Group) -> int:
     files = OutputFiles.of(config)
-    group.first(files.prepare)
+    group.first(files.check)
     if config.general.csv_name is not None:
         return _run_batch(config, start, files, group)
+    group.first(partial(remove_old, files.results))
     instance = group.first(lambda: _single(config))
     outcome = run_instance(config, instance, start, files, group)
     if group.rank == 0:
@@ -242,18 +234,19 @@ def _run_batch(config: Config, start: float, files: OutputFiles, group: Group) -
         begun = start if not rows else time.monotonic()  # the first one bears the start-up
         cells = listed[number]
         name = f"{number}: {' '.join(Path(cell).name for cell in cells[:2])}"
+        mine = files.numbered(number)
         try:
+            group.first(partial(remove_old, mine.results))  # first: what is there later is this run's own
             instance = group.first(partial(_from_row, config, path, number, cells))
-            group.first(files.numbered(number).prepare)
-            outcome = run_instance(config, instance, begun, files.numbered(number), group)
+            group.first(mine.check)
+            outcome = run_instance(config, instance, begun, mine, group)
         except Exception as error:
             if group.size > 1 and exit_code(error) == VerifierError.exit_code:
                 raise  # what every rank was told of leaves them in step; this may be ours alone
             code = code or exit_code(error)
             outcome = Outcome(Verdict.ERROR, describe(error))
-            results = files.numbered(number).results
-            if group.rank == 0 and not Path(results).exists():  # what is there is this run's own verdict
-                write_results(results, Verdict.ERROR)
+            if group.rank == 0 and not Path(mine.results).exists():
+                write_results(mine.results, Verdict.ERROR)
             if config.debug.traceback and group.rank == 0:
                 traceback.print_exception(error)
         rows.append(BatchRow(name, outcome.verdict, time.monotonic() - begun, outcome.reason))

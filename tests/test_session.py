@@ -473,3 +473,11 @@ def test_a_terminated_run_says_error(files: Path) -> None:
     process.stderr.read()
     assert process.wait(30) == 143
     assert (files / "out.txt").read_text() == "error\n"
+
+
+def test_a_batch_leaves_no_verdict_of_an_earlier_one(files: Path) -> None:
+    """Not where a row cannot even be read; and it touches no file that it does not write."""
+    for name in ("out.txt", "out_0.txt", "out_1.txt"):
+        (files / name).write_text("unsat\n")
+    assert batch("missing.onnx,unsat.vnnlib\nnet.onnx,sat.vnnlib\n") == 3
+    assert verdicts(files) == {"out.txt": "unsat", "out_0.txt": "error", "out_1.txt": "sat"}

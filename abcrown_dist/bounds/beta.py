@@ -178,7 +178,8 @@ def gradients(
     bounds = concretize(weights, linear, problem.inputs, track_error)
     points = problem.inputs.minimiser(linear.A)
     del linear
-    by_alpha = dict.fromkeys(movable.index, alpha[:, :, :0])
+    # Nodes that no row depends on keep their zeros.
+    by_alpha = {name: alpha.new_zeros(*alpha.shape[:2], len(index)) for name, index in movable.index.items()}
     by_beta = torch.zeros_like(beta)
     seen: set[str] = set()
     for name, z in sweep(weights, problem.start, relaxed, points, tape, alphas):

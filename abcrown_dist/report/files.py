@@ -32,7 +32,9 @@ def check_writable(path: str | Path) -> None:
 
 
 def remove_old(path: str | Path) -> None:
-    """Remove a regular file that an earlier run wrote, if it is there; what takes a stream stays.
+    """Remove a regular file that an earlier run wrote, so that a run that dies does not leave it behind.
+
+    What takes a stream stays.
 
     Raises:
         ConfigError: it cannot be removed.

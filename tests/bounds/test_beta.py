@@ -29,6 +29,7 @@ from abcrown_dist.bounds.slopes import Movable
 from abcrown_dist.bounds.types import Interval, Relaxed, RowBounds
 from abcrown_dist.graph.execute import cast, execute_all
 from abcrown_dist.graph.ir import Graph
+from abcrown_dist.graph.load_torch import load_torch
 from abcrown_dist.weights.local import LocalWeights
 from tests import lp_duals
 from tests.bounds import zoo
@@ -387,3 +388,37 @@ def test_splits_of_no_neuron_change_nothing() -> None:
     setting.splits = {}
     without = evaluate(setting.problem, alpha, 0 * beta)[0]
     assert torch.allclose(with_splits.lower, without.lower, rtol=0, atol=1e-12)
+
+
+class TwoBranches(torch.nn.Module):
+    """Two outputs, each with a ReLU of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.last = (torch.nn.Linear(*shape) for shape in ((3, 4), (3, 5), (4, 2)))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.last(self.a(x).relu()), self.b(x).relu()
+
+
+def test_slopes_that_no_row_depends_on_stay_where_they_are() -> None:
+    torch.manual_seed(0)
+    module = TwoBranches()
+    with torch.no_grad():
+        module.a.bias.zero_()
+        module.b.bias.zero_()  # around zero every neuron is loose
+    graph = load_torch(module, torch.zeros(1, 3)).graph
+    weights = LocalWeights(graph)
+    ends = torch.ones(1, *graph[graph.inputs[0]].shape)
+    box = Box({graph.inputs[0]: -ends}, {graph.inputs[0]: ends})
+    with torch.no_grad():
+        relaxed = bound_intermediate(weights, box, BoundSettings())
+        start: Start = {graph.outputs[0]: torch.eye(2).reshape(1, 2, *graph[graph.outputs[0]].shape)}
+        movable = Movable.of(relaxed)
+        problem = Problem(weights, start, relaxed, box, {}, movable)
+        alpha = movable.default(relaxed, 2)
+        _, by_alpha, _ = gradients(problem, alpha, torch.zeros(1, 2, 0))
+    sizes = [len(index) for index in movable.index.values()]
+    assert min(sizes) > 0 and by_alpha.shape == alpha.shape
+    parts = by_alpha.split(sizes, dim=2)
+    assert sorted(bool((part == 0).all()) for part in parts) == [False, True]
