@@ -241,16 +241,14 @@ class Flow:
     def _explore(self, splitter: Splitter, settings: LoopSettings, search: Search) -> None:
         if search.witness is not None:
             return
-        begun, visited = self.deadline.elapsed(), search.visited
+        begun, visited, domains = self.deadline.elapsed(), search.visited, self.outcome.domains
 
         def show(latest: Round) -> None:
+            here = latest.visited - visited
             self.outcome.rounds.append(latest)
-            self.outcome.domains += latest.visited - (visited if not shown else shown[-1].visited)
-            shown.append(latest)
-            rate = (latest.visited - visited) / max(latest.seconds - begun, 1e-9)
-            self.progress.update(latest.line(rate))
+            self.outcome.domains = domains + here
+            self.progress.update(latest.line(here / max(latest.seconds - begun, 1e-9)))
 
-        shown: list[Round] = []
         with torch.no_grad():
             Loop(splitter, settings, self._probe(), self.deadline, search, show).run()
 

@@ -51,11 +51,10 @@ class OneBox:
     def each(cls, root: Root, is_open: set[int]) -> Iterator[OneBox]:
         """The boxes of a batch that have open disjuncts."""
         for b in range(root.clauses.box.domains):
-            here = torch.tensor([b], device=root.clauses.rhs.device)
-            clauses = root.clauses.select(here)
-            mine = tuple(sorted(is_open & set(clauses.disjunct.flatten().tolist())))
+            mine = tuple(sorted(is_open & set(root.clauses.disjunct[b].tolist())))
             if mine:
-                yield cls(Root(clauses, root.relaxed.select(here)), mine)
+                here = torch.tensor([b], device=root.clauses.rhs.device)
+                yield cls(Root(root.clauses.select(here), root.relaxed.select(here)), mine)
 
 
 @dataclass

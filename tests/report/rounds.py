@@ -3,21 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Round:
-    """Has the fields that `report.summary.Round` asks for."""
-
-    seconds: float
-    number: int
-    open: int
-    verified: int
-    visited: int
-    worst: float
-    depth: int
-    memory: int
+from abcrown_dist.bab.rounds import Round
 
 
 def proof(count: int, most_open: int) -> list[Round]:
