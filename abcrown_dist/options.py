@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from abcrown_dist.attack.pgd import Settings as AttackSettings
 from abcrown_dist.bab.clauses import batches
 from abcrown_dist.bab.heuristics import Branching
-from abcrown_dist.bab.loop import LoopSettings
+from abcrown_dist.bab.search import LoopSettings
 from abcrown_dist.bab.split_input import InputSettings
 from abcrown_dist.bab.split_relu import ReluSettings
 from abcrown_dist.bounds.alpha import AlphaSettings
@@ -265,6 +265,7 @@ def _loop(config: Config, batch: int) -> LoopSettings:
         min_batch_ratio=config.solver.min_batch_size_ratio,
         max_domains=bab.max_domains,
         max_rounds=math.inf if bab.max_iterations < 0 else bab.max_iterations,
+        forced=bab.force_synchronous,
     )
 
 

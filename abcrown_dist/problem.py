@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from abcrown_dist.attack.confirm import Confirmer
+from abcrown_dist.bab.checkpoint import hash_file
 from abcrown_dist.config import Config
 from abcrown_dist.config.resolve import resolve_device, resolve_dtype
 from abcrown_dist.graph.aten import unsupported
@@ -21,6 +22,7 @@ from abcrown_dist.graph.ir import Graph
 from abcrown_dist.graph.load_onnx import LoadedModel, load_onnx
 from abcrown_dist.parallel.group import ALONE, Group
 from abcrown_dist.parallel.launch import World, local_device
+from abcrown_dist.parallel.mesh import Mesh, degrees
 from abcrown_dist.plan.choose import choose
 from abcrown_dist.relax import REGISTRY
 from abcrown_dist.spec.property import Property, Witness
@@ -28,7 +30,7 @@ from abcrown_dist.spec.vnnlib1 import check_sizes, load_vnnlib
 from abcrown_dist.weights.adjoint import check_adjoints
 from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.fsdp import without_values
-from abcrown_dist.weights.place import place_weights
+from abcrown_dist.weights.place import place_weights, share_values
 
 _log = logging.getLogger(__name__)
 
@@ -52,31 +54,40 @@ class Problem:
     weights: Weights
     confirmer: Confirmer | SharedConfirmer
     missing: list[str]  # ops without a relaxation
+    mesh: Mesh = field(default_factory=Mesh)
+    fingerprint: Mapping[str, str] | None = None  # of network and property, if checkpoints need it
 
 
 def load(config: Config, instance: Instance, group: Group = ALONE) -> Problem:
     """Read both files and check the network against onnxruntime; rank 0 does, the others are told."""
     if group.size == 1:
         model, prop = read_instance(config, instance)
-        return prepare(config, model, prop, _confirmer(instance, model, prop, group))
+        problem = prepare(config, model, prop, _confirmer(instance, model, prop, group))
+        return dataclasses.replace(problem, fingerprint=_fingerprint(config, instance))
     mine: list[LoadedModel] = []
     device = _device(config)
 
-    def read() -> tuple[LoadedModel, Property, Config]:
+    def read() -> tuple[LoadedModel, Property, Config, Mapping[str, str] | None]:
         model, prop = read_instance(config, instance)
         check(model, prop)
         mine.append(model)
         can_bound = not unsupported(model.graph, REGISTRY)
         settled = with_enough_digits(config, model.graph)
-        settled = choose(settled, model.graph, prop, group.size, device, can_bound=can_bound)
-        return dataclasses.replace(model, graph=without_values(model.graph)), prop, settled
+        shards, _ = degrees(settled.parallel, group.size)
+        settled = choose(settled, model.graph, prop, shards, device, can_bound=can_bound)
+        bare = dataclasses.replace(model, graph=without_values(model.graph))
+        return bare, prop, settled, _fingerprint(config, instance)
 
-    model, prop, config = group.first(read)
+    model, prop, config, fingerprint = group.first(read)
+    mesh = Mesh.of(group, config.parallel)
     graph = mine.pop().graph if mine else model.graph
-    weights = _place(config, graph, group, device)
-    del graph  # rank 0's whole model ends here
+    if mesh.weights.rank == 0:
+        graph = share_values(graph, mesh.across)
+    weights = _place(config, graph, mesh.weights, device)
+    del graph  # whole models end here, where weights are shared
     missing = unsupported(model.graph, REGISTRY)
-    return Problem(config, model, prop, weights, _confirmer(instance, model, prop, group), missing)
+    confirmer = _confirmer(instance, model, prop, group)
+    return Problem(config, model, prop, weights, confirmer, missing, mesh, fingerprint)
 
 
 def prepare(
@@ -151,6 +162,13 @@ def read_instance(config: Config, instance: Instance) -> tuple[LoadedModel, Prop
     cache = _cache(config)
     load_network = load_onnx if cache is None else cache.load
     return load_network(instance.model, config.model.input_shape, lower, upper), prop
+
+
+def _fingerprint(config: Config, instance: Instance) -> Mapping[str, str] | None:
+    """Digests by which a checkpoint knows its network and property; None where there is none."""
+    if config.bab.checkpoint is None and config.bab.resume is None:
+        return None
+    return {"network": hash_file(instance.model), "property": hash_file(instance.property)}
 
 
 def _cache(config: Config) -> GraphCache | None:

@@ -23,6 +23,7 @@ from abcrown_dist.config.paths import locate, locate_model, locate_property
 from abcrown_dist.config.plan_request import PlanRequest
 from abcrown_dist.config.resolve import instance_timeout, resolve_device, resolve_progress
 from abcrown_dist.graph.aten import unsupported
+from abcrown_dist.outcome import Outcome
 from abcrown_dist.parallel.clock import AgreedDeadline
 from abcrown_dist.parallel.group import ALONE, Group
 from abcrown_dist.parallel.launch import World, check_world, local_device, start_group, stop_group
@@ -40,7 +41,7 @@ from abcrown_dist.spec.property import Verdict
 from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.util.errors import ConfigError, LoadError, VerifierError, describe, exit_code
 from abcrown_dist.util.numerics import use_full_precision
-from abcrown_dist.verify import Outcome, verify
+from abcrown_dist.verify import verify
 
 _log = logging.getLogger(__name__)
 ONE_PROCESS = World()
@@ -109,11 +110,15 @@ def form_group(config: Config, world: World, store: Any) -> Group:
 def _run(config: Config, start: float, group: Group) -> int:
     files = OutputFiles.of(config)
     group.first(files.check)
+    if config.bab.checkpoint is not None:
+        group.first(partial(check_writable, config.bab.checkpoint))
     if config.general.csv_name is not None:
         return _run_batch(config, start, files, group)
     group.first(partial(remove_old, files.results))
     instance = group.first(lambda: _single(config))
     outcome = run_instance(config, instance, start, files, group)
+    if outcome.waited:
+        _log.info("waited for other ranks: %s s", ", ".join(f"{seconds:.1f}" for seconds in outcome.waited))
     if group.rank == 0:
         print(f"verdict: {outcome.verdict.value} ({outcome.reason}) after {time.monotonic() - start:.1f} s")
     return 0
@@ -176,6 +181,7 @@ def run_instance(
 ) -> Outcome:
     """Verify one instance and write its files. An error leaves `error` in them and goes on up."""
     torch.manual_seed(config.general.seed)
+    waited = group.traffic.seconds
     deadline = Deadline(instance.timeout, start)
     if group.size > 1:
         deadline = AgreedDeadline(instance.timeout, start, group)
@@ -183,6 +189,8 @@ def run_instance(
     with Progress(mode=mode) as progress:  # type: ignore[arg-type]  # one of its modes
         try:
             outcome = verify(config, instance, deadline, progress, group)
+            if group.size > 1:
+                outcome.waited = tuple(group.share_all(group.traffic.seconds - waited))
         except BaseException as error:
             if group.rank == 0:
                 failed = Outcome(Verdict.ERROR, describe(error))
@@ -239,7 +247,7 @@ def _run_batch(config: Config, start: float, files: OutputFiles, group: Group) -
             group.first(partial(remove_old, mine.results))  # first: what is there later is this run's own
             instance = group.first(partial(_from_row, config, path, number, cells))
             group.first(mine.check)
-            outcome = run_instance(config, instance, begun, mine, group)
+            outcome = run_instance(_for_row(config, number), instance, begun, mine, group)
         except Exception as error:
             if group.size > 1 and exit_code(error) == VerifierError.exit_code:
                 raise  # what every rank was told of leaves them in step; this may be ours alone
@@ -299,6 +307,14 @@ def _seconds(path: Path, number: int, text: str) -> float:
     return seconds
 
 
+def _for_row(config: Config, number: int) -> Config:
+    """The configuration of one instance of a batch: with a checkpoint of its own."""
+    if config.bab.checkpoint is None:
+        return config
+    own = _numbered(config.bab.checkpoint, number)
+    return dataclasses.replace(config, bab=dataclasses.replace(config.bab, checkpoint=own))
+
+
 def _numbered(path: str, number: int) -> str:
     whole = Path(path)
     return str(whole.with_name(f"{whole.stem}_{number}{whole.suffix}"))
@@ -319,4 +335,5 @@ def _summarise(
         seed=config.general.seed,
         config=to_dict(config),
         rounds=outcome.rounds,
+        waited=outcome.waited,
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from abcrown_dist.bookmark import Keeping
 from abcrown_dist.config import Config
-from abcrown_dist.flow import Flow, Outcome
+from abcrown_dist.flow import Flow
 from abcrown_dist.options import plan
+from abcrown_dist.outcome import Outcome
 from abcrown_dist.parallel.group import ALONE, Group
 from abcrown_dist.problem import Instance, Problem, load
 from abcrown_dist.report.progress import Progress
@@ -53,16 +55,26 @@ def decide(
 ) -> None:
     """Work through the plan of attacks, bound methods and searches until one decides; fills `outcome`."""
     outcome.open = set(range(len(problem.prop.disjuncts)))
-    flow = Flow(config, problem, deadline, progress, outcome)
-    for step in plan(config, problem.weights, problem.prop, can_bound=not problem.missing):
+    steps = plan(config, problem.weights, problem.prop, can_bound=not problem.missing)
+    keeping = Keeping.of(config, problem, deadline)
+    flow = Flow(config, problem, deadline, progress, outcome, keeping)
+    for number in range(keeping.go_to(steps, outcome), len(steps)):
         deadline.check()
         if not outcome.open:
             break
-        witness = flow.take(step)
+        witness = flow.take(steps[number], number)
         if witness is not None:
             outcome.verdict, outcome.witness = Verdict.SAT, witness
             outcome.reason = "counterexample confirmed"
-            return
+            break
+    if outcome.witness is None:
+        _conclude(problem, deadline, outcome)
+    if outcome.verdict is not Verdict.UNKNOWN:
+        keeping.end()
+
+
+def _conclude(problem: Problem, deadline: Deadline, outcome: Outcome) -> None:
+    """The verdict on a plan that ends without a counterexample."""
     if not outcome.open:
         outcome.verdict, outcome.reason = Verdict.UNSAT, _proof(outcome)
         return
@@ -71,7 +83,7 @@ def decide(
         outcome.reason = f"no relaxation for {'; '.join(problem.missing)}"
     else:
         outcome.reason = f"{len(outcome.open)} of {len(problem.prop.disjuncts)} disjuncts are open"
-        outcome.reason += f": {flow.given_up}" if flow.given_up else ""
+        outcome.reason += f": {outcome.given_up}" if outcome.given_up else ""
 
 
 def _proof(outcome: Outcome) -> str:

@@ -29,19 +29,32 @@ ALLOWED: dict[str, set[str]] = {
     "interop": {"bounds", "graph", "weights", "relax", "parallel", "util"},
     "options": {"attack", "bab", "bounds", "config", "spec", "weights"},
     "programs": {"bab", "bounds", "exact", "spec", "util", "weights"},
-    "flow": {
-        *("attack", "bab", "bounds", "config", "options", "problem", "programs"),
-        *("report", "spec", "util", "weights"),
+    "outcome": {"bab", "report", "spec"},
+    "boxes": {"bab", "bounds", "problem", "util", "weights"},
+    "bookmark": {
+        *("bab", "bounds", "config", "options", "outcome", "parallel", "problem"),
+        *("report", "util", "weights"),
     },
-    "verify": {"config", "flow", "options", "parallel", "problem", "report", "spec", "util"},
+    "branching": {
+        *("attack", "bab", "bookmark", "boxes", "options", "outcome", "problem"),
+        *("util", "weights"),
+    },
+    "flow": {
+        *("attack", "bab", "bookmark", "bounds", "boxes", "branching", "config", "options"),
+        *("outcome", "problem", "programs", "report", "spec", "util", "weights"),
+    },
+    "verify": {
+        *("bookmark", "config", "flow", "options", "outcome", "parallel", "problem"),
+        *("report", "spec", "util"),
+    },
     "plan": {"bab", "bounds", "config", "graph", "options", "spec", "util", "weights"},
-    "problem": {"attack", "config", "graph", "parallel", "plan", "relax", "spec", "weights"},
+    "problem": {"attack", "bab", "config", "graph", "parallel", "plan", "relax", "spec", "weights"},
     "api": {
         *("attack", "bounds", "config", "graph", "problem", "relax"),
         *("report", "spec", "util", "verify", "weights"),
     },
     "session": {
-        *("config", "graph", "parallel", "plan", "problem", "relax"),
+        *("config", "graph", "outcome", "parallel", "plan", "problem", "relax"),
         *("report", "spec", "util", "verify"),
     },
     "cli": {"session", "config", "parallel", "util"},

@@ -351,6 +351,7 @@ def test_auto_on_one_process(files: tuple[Path, Path]) -> None:
     flow.run(*files, "--parallel.mode", "auto", "--pgd_order", "skip")
 
 
-def test_several_ranks_need_a_mode(files: tuple[Path, Path]) -> None:
-    with pytest.raises(ConfigError, match="leaves 2 ranks without a task"):
-        form_group(flow.configure(*files), World(0, 2), None)
+def test_degrees_are_checked_before_ranks_meet(files: tuple[Path, Path]) -> None:
+    config = flow.configure(*files, "--parallel.mode", "fsdp", "--parallel.shards", "3")
+    with pytest.raises(ConfigError, match=r"parallel\.shards 3 times parallel\.domain 1 is not 2"):
+        form_group(config, World(0, 2), None)

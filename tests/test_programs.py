@@ -22,7 +22,7 @@ from abcrown_dist.bab.root import OneBox, Root
 from abcrown_dist.bounds.propagate import bound_intermediate
 from abcrown_dist.bounds.settings import BoundSettings
 from abcrown_dist.bounds.types import preactivations
-from abcrown_dist.flow import Flow
+from abcrown_dist.boxes import Boxes
 from abcrown_dist.graph.execute import execute_all
 from abcrown_dist.parallel.group import Group
 from abcrown_dist.spec.property import Verdict
@@ -161,14 +161,14 @@ def test_the_search_begins_with_the_refined_roots(monkeypatch: pytest.MonkeyPatc
         refined.append(root)
         return root, found
 
-    def boxes(flow: Flow, settings: BoundSettings) -> Any:
-        for box in original(flow, settings):
+    def boxes(own: Boxes, settings: BoundSettings, wanted: set[int]) -> Any:
+        for box in original(own, settings, wanted):
             begun.append(box.root)
             yield box
 
-    real, original = programs.refined, Flow._open_boxes
+    real, original = programs.refined, Boxes.open
     monkeypatch.setattr(programs, "refined", tighten)
-    monkeypatch.setattr(Flow, "_open_boxes", boxes)
+    monkeypatch.setattr(Boxes, "open", boxes)
     case = small_case("mlp", 1)
     prop = case.property([-0.01] * len(case.disjuncts))
     search(case, prop, {**BARE, "general.complete_verifier": "bab-refine"})

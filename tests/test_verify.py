@@ -16,6 +16,7 @@ from abcrown_dist.attack.confirm import OnnxModel
 from abcrown_dist.bab import root
 from abcrown_dist.bab.root import Refutation
 from abcrown_dist.bounds.settings import METHODS
+from abcrown_dist.branching import Branching
 from abcrown_dist.spec.property import Verdict
 from abcrown_dist.util.errors import LoadError
 from tests import flow
@@ -141,13 +142,13 @@ def test_refuted_disjuncts_are_not_taken_up_again(
         asked.append(list(wanted))
         return root.refute(weights, prop, wanted, *rest, **named)
 
-    def explore(flow: Any, splitter: Any, *rest: Any) -> None:
+    def explore(own: Any, splitter: Any, *rest: Any) -> None:
         searched.append(tuple(splitter.disjuncts))
-        real(flow, splitter, *rest)
+        real(own, splitter, *rest)
 
-    real = flow_module.Flow._explore
+    real = Branching._explore
     monkeypatch.setattr(flow_module, "refute", refute)
-    monkeypatch.setattr(flow_module.Flow, "_explore", explore)
+    monkeypatch.setattr(Branching, "_explore", explore)
     prop = flow.write_property(tmp_path / "p.vnnlib", BOX, 3, "(or (<= Y_0 -2) (and (<= Y_1 0) (> Y_1 0)))")
     outcome = flow.run(net, prop, "--bab.max_iterations", "3")
     assert outcome.verdict is Verdict.UNKNOWN

@@ -227,8 +227,9 @@ def test_no_memory_for_a_single_domain_is_unknown(
     def full(*arguments: Any) -> None:
         raise error
 
-    monkeypatch.setattr(ReluSplitter, "bound", full)
-    monkeypatch.setattr(InputSplitter, "bound", full)
+    for splitter in (ReluSplitter, InputSplitter):
+        monkeypatch.setattr(splitter, "bound", full)
+        monkeypatch.setattr(splitter, "examine", full)
     outcome = flow.run(net, unsat, *WAYS[way])
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, "out of memory")
 

@@ -142,13 +142,7 @@ def _cast(relaxed: Relaxed, dtype: torch.dtype) -> Relaxed:
         )
         for name, item in relaxed.intervals.items()
     }
-    nodes = {}
-    for name, node in relaxed.nodes.items():
-        known = intervals[node.node.inputs[0]]
-        lines = node.relaxation.lines(node.node.attrs, known.lower, known.upper)
-        nodes[name] = dataclasses.replace(node, lines=lines)
-    sensitivity = {name: rate.to(dtype) for name, rate in relaxed.sensitivity.items()}
-    return Relaxed(intervals, nodes, sensitivity)
+    return relaxed.over(intervals, {name: rate.to(dtype) for name, rate in relaxed.sensitivity.items()})
 
 
 def flat_points(weights: Weights, box: Box, points: Mapping[str, Tensor], count: int) -> Tensor:

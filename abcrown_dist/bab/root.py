@@ -14,7 +14,8 @@ from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite
 from abcrown_dist.bounds.backward import back_substitute
 from abcrown_dist.bounds.propagate import bound_intermediate, bound_rows
 from abcrown_dist.bounds.settings import BoundSettings
-from abcrown_dist.bounds.types import Relaxed, RowBounds
+from abcrown_dist.bounds.types import Interval, Relaxed, RowBounds
+from abcrown_dist.parallel.group import Group
 from abcrown_dist.spec.property import Property
 from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.weights.base import Weights
@@ -66,8 +67,8 @@ class Refutation:
         doubtful: disjuncts that are open only because a bound is within its rounding error of proof.
         margins: by disjunct, lower bound minus right-hand side of each of its rows.
         suspects: (disjunct, flat input in float64): minimisers of open rows, possible counterexamples.
-        roots: the batches with open disjuncts; none where the property has several batches of boxes, whose
-            bounds together may take more memory than there is.
+        roots: the batch of boxes; none where the property has several, whose bounds together may take more
+            memory than there is.
     """
 
     refuted: set[int] = field(default_factory=set)
@@ -131,9 +132,23 @@ def refute(
             part.suspects = _suspects(weights, clauses, relaxed, part.refuted)
             result.absorb(part)
             batch += 1
-            is_open = set(part.margins) - part.refuted
-            result.roots = [Root(clauses, relaxed)] if batch == 1 and is_open else []
+            result.roots = [Root(clauses, relaxed)] if batch == 1 else []
     return result
+
+
+def from_first(relaxed: Relaxed, group: Group) -> Relaxed:
+    """The first rank's bounds on every rank of a group: on another kind of processor they may differ."""
+    if group.size == 1:
+        return relaxed
+
+    def sent(value: Tensor) -> Tensor:
+        return group.send_from_first(None, value.contiguous())
+
+    intervals = {
+        name: Interval(sent(item.lower), sent(item.upper), sent(item.error))
+        for name, item in relaxed.intervals.items()
+    }
+    return relaxed.over(intervals, {name: sent(rate) for name, rate in relaxed.sensitivity.items()})
 
 
 def _by_disjunct(clauses: Clauses, margin: Tensor) -> dict[int, list[float]]:

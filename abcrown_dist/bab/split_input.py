@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from abcrown_dist.bab.domains import Domains, child_ident
+from abcrown_dist.bab.domains import Domains, child_ident, concatenate
 from abcrown_dist.bab.goals import Goals
 from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite, verdicts
 from abcrown_dist.bab.leaves import flat_points
 from abcrown_dist.bab.slices import slices
-from abcrown_dist.bab.splitter import Bounded, Branched, Examined, joined
+from abcrown_dist.bab.splitter import Bounded, Branched, Examined, by_levels, joined
 from abcrown_dist.bounds import alpha
 from abcrown_dist.bounds.backward import LinearBound, Start, back_substitute, concretize
 from abcrown_dist.bounds.concretize import Box
@@ -118,11 +118,13 @@ class InputSplitter:
         leaves, domains = domains.select(count == 0), domains.select(count > 0)
         if not len(domains):
             return Branched(domains, leaves)
-        levels = max(1, min(levels, int(count[count > 0].min())))
         width = domains.state["upper"] - domains.state["lower"]
         score = width if self.settings.method == "naive" else domains.state["score"]
         score = score.nan_to_num(nan=0.0).masked_fill(~wide[count > 0], -torch.inf)
-        return Branched(_halves(domains, score.topk(levels, dim=1).indices), leaves)
+        domains = replace(domains, state={**domains.state, "score": score})  # children get their own
+        parts = by_levels(domains, count[count > 0], levels)
+        children = [_halves(part, part.state["score"].topk(often, dim=1).indices) for part, often in parts]
+        return Branched(concatenate(children), leaves)
 
     def examine(self, leaves: Domains) -> Examined:
         """Boxes too narrow to be split: bounded once more in float64."""
@@ -131,6 +133,14 @@ class InputSplitter:
             middle = (leaves.state["lower"] / 2 + leaves.state["upper"] / 2).double()
             return Examined(torch.zeros_like(leaves.goal, dtype=torch.bool), leaves.margin, middle)
         return Examined(bounded.proven, bounded.domains.margin, bounded.points)
+
+    def columns(self) -> dict[str, Tensor]:
+        """Boxes are whole on every rank."""
+        return {}
+
+    def root(self) -> dict[str, Tensor]:
+        """A box is all that is needed."""
+        return {}
 
     def _in_float64(self, domains: Domains) -> Bounded | None:
         """The same boxes bounded in float64; None if they are already, or the weights cannot be."""

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from abcrown_dist.bab.domains import Domains, child_ident, pad_last
+from abcrown_dist.bab.domains import Domains, child_ident, concatenate, pad_last
 from abcrown_dist.bab.goals import Goals
 from abcrown_dist.bab.heuristics import Branching, Chooser, Rows
 from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite, verdicts
 from abcrown_dist.bab.leaves import Leaf, LeafPrograms, flat_points
 from abcrown_dist.bab.neurons import Neurons
 from abcrown_dist.bab.slices import slices
-from abcrown_dist.bab.splitter import Bounded, Branched, Examined, joined
+from abcrown_dist.bab.snapshot import root_tensors
+from abcrown_dist.bab.splitter import Bounded, Branched, Examined, by_levels, joined
 from abcrown_dist.bounds.beta import BetaSettings, Problem, Splits, cut_interval, impose, maximise
 from abcrown_dist.bounds.concretize import Box
 from abcrown_dist.bounds.intervals import combine
@@ -119,10 +120,12 @@ class ReluSplitter:
         leaves, domains = domains.select(free == 0), domains.select(free > 0)
         if not len(domains):
             return Branched(domains, leaves)
-        levels = max(1, min(levels, int(free[free > 0].min())))
-        pieces = slices(domains, self.settings.slice)
-        chosen = [self.chooser.choose(self._rows(piece), levels)[:real] for piece, real in pieces]
-        return Branched(_children(domains, torch.cat(chosen)), leaves)
+        children = []
+        for part, count in by_levels(domains, free[free > 0], levels):
+            pieces = slices(part, self.settings.slice)
+            chosen = [self.chooser.choose(self._rows(piece), count)[:real] for piece, real in pieces]
+            children.append(_children(part, torch.cat(chosen)))
+        return Branched(concatenate(children), leaves)
 
     def examine(self, leaves: Domains) -> Examined:
         """By linear programs over all constraints of each leaf, in which the network is affine."""
@@ -133,6 +136,20 @@ class ReluSplitter:
         found = self._programs.examine(each, self.deadline)
         # The program knows nothing of a model whose own numbers overflow.
         return dataclasses.replace(found, proven=found.proven & self.judge.sane[domains.goal, 0])
+
+    def columns(self) -> dict[str, Tensor]:
+        """Slopes: the numbers of this rank's loose neurons among all neurons of all nonlinear nodes."""
+        parts, first = [], 0
+        for name, index in self.neurons.movable.index.items():
+            node = self.weights.graph[name]
+            numbers = torch.arange(node.size, device=index.device).reshape(node.shape)
+            parts.append(first + self.weights.own(name, numbers).flatten()[index])
+            first += node.size
+        return {"alpha": torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)}
+
+    def root(self) -> dict[str, Tensor]:
+        """Bounds over the whole box."""
+        return root_tensors(self.weights, self.relaxed)
 
     def _leaf(self, domain: Domains) -> Leaf:
         splits = self._splits(domain)

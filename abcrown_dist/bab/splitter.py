@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from abcrown_dist.bab.domains import Domains, concatenate
+from abcrown_dist.weights.base import Weights
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,14 @@ class Branched:
     leaves: Domains
 
 
+def by_levels(domains: Domains, free: Tensor, levels: int) -> Iterator[tuple[Domains, int]]:
+    """Domains that are split equally often: `levels` times, or as often as `free` (N,) >= 1 allows."""
+    depth = free.clamp(max=levels)
+    for count in depth.unique().tolist():
+        chosen = depth == count
+        yield domains if bool(chosen.all()) else domains.select(chosen), count
+
+
 @dataclass(frozen=True)
 class Examined:
     """The exact answer on N leaves.
@@ -81,6 +90,7 @@ class Splitter(Protocol):
     """A kind of domain: how to bound it, how to split it, what to do where nothing is left to split."""
 
     disjuncts: tuple[int, ...]  # the property's disjunct of every goal
+    weights: Weights  # of the network
 
     def roots(self) -> Domains:
         """One domain per goal, not bounded yet."""
@@ -91,9 +101,20 @@ class Splitter(Protocol):
         ...
 
     def branch(self, domains: Domains, levels: int) -> Branched:
-        """Split each domain into up to 2^levels children."""
+        """Split each domain into 2^levels children, or fewer where it has less left to split.
+
+        What becomes of a domain must not depend on those that come with it.
+        """
         ...
 
     def examine(self, leaves: Domains) -> Examined:
         """Decide leaves exactly, as far as the arithmetic allows."""
+        ...
+
+    def columns(self) -> Mapping[str, Tensor]:
+        """For states whose last axis holds a rank's own neurons only: the numbers of these among all."""
+        ...
+
+    def root(self) -> Mapping[str, Tensor]:
+        """All that domains rest on, on all neurons, for a checkpoint; every rank must ask."""
         ...

@@ -68,7 +68,28 @@ class Store:
 
     def take(self, count: int) -> Domains:
         """Remove the `count` most urgent domains (or all) and return them, the most urgent first."""
+        return self._remove(self._order(count))
+
+    def spread(self, count: int) -> Domains:
+        """Remove `count` domains (or all), urgent and less urgent ones alike."""
+        order = self._order(len(self))
+        count = min(count, len(order))
+        return self._remove(order[torch.arange(count) * len(order) // max(1, count)])
+
+    def front(self, count: int) -> tuple[Tensor, Tensor]:
+        """Margins and identities of the `count` most urgent domains (or all), in their order."""
         order = self._order(count)
+        return self._margin[order], self._ident[order]
+
+    def everything(self) -> list[Domains]:
+        """All open domains, block by block, wherever they are; they stay."""
+        found = []
+        for number, block in self._blocks.items():
+            inside = self._place[self._place[:, 0] == number, 1]
+            found.append(block.select(inside.to(block.margin.device)))
+        return found
+
+    def _remove(self, order: Tensor) -> Domains:
         place = self._place[order]
         parts, positions = [], torch.empty(len(order), dtype=torch.int64)
         offset = 0

@@ -89,6 +89,15 @@ class Relaxed:
         nodes = {name: RelaxedNode(item.node, item.lines.map(pick)) for name, item in self.nodes.items()}
         return Relaxed(intervals, nodes, {name: pick(rate) for name, rate in self.sensitivity.items()})
 
+    def over(self, intervals: dict[str, Interval], sensitivity: dict[str, Tensor]) -> Relaxed:
+        """The same network relaxed for other bounds of the same pre-activations."""
+        nodes = {}
+        for name, item in self.nodes.items():
+            known = intervals[item.node.inputs[0]]
+            lines = item.relaxation.lines(item.node.attrs, known.lower, known.upper)
+            nodes[name] = RelaxedNode(item.node, lines)
+        return Relaxed(intervals, nodes, sensitivity)
+
 
 @dataclass(frozen=True)
 class RowBounds:

@@ -34,11 +34,14 @@ def _check_inputs(config: Config, entries: Mapping[str, Entry]) -> None:
     """There is exactly one source of instances: a model with a property, or a CSV."""
     csv, onnx, vnnlib = config.general.csv_name, config.model.onnx_path, config.specification.vnnlib_path
     if csv is not None:
-        for key, value in (("model.onnx_path", onnx), ("specification.vnnlib_path", vnnlib)):
+        reason = "the CSV names models and properties itself"
+        alone = {"model.onnx_path": onnx, "specification.vnnlib_path": vnnlib}
+        if config.bab.resume is not None:
+            alone, reason = {"bab.resume": config.bab.resume}, "a checkpoint is of one instance"
+        for key, value in alone.items():
             if value is not None:
                 raise ConfigError(
-                    f"{_at(entries, key)} and {_at(entries, 'general.csv_name')} exclude each other: "
-                    "the CSV names models and properties itself"
+                    f"{_at(entries, key)} and {_at(entries, 'general.csv_name')} exclude each other: {reason}"
                 )
     elif onnx is None and vnnlib is None:
         raise ConfigError(

@@ -211,14 +211,26 @@ class Parallel(Section):
     mode: str = key(
         "none",
         Choice("none", "fsdp", "tp", "auto"),
-        "How the network is spread over the ranks of torchrun: fsdp shards weights and gives the same bounds "
-        "bit for bit; tp shards weights, coefficients and slopes by neuron; auto takes what the plan "
-        "recommends.",
+        "How the network is spread over the ranks of torchrun: none gives each a copy; fsdp shards weights "
+        "and gives the same bounds bit for bit; tp shards weights, coefficients and slopes by neuron; auto "
+        "takes what the plan recommends.",
     )
     shards: int | str = key(
         "auto",
         OrAuto(Int(1)),
-        "Ranks that share one copy of the weights; auto: all.",
+        "Ranks that share one copy of the weights; auto: all that parallel.domain leaves (mode none: 1).",
+    )
+    domain: int | str = key(
+        "auto",
+        OrAuto(Int(1)),
+        "Copies of the weights, which work on different domains; shards times domain is the number of ranks. "
+        "auto: as many as parallel.shards leaves. Under none and fsdp every rank has domains of its own, "
+        "under tp every copy.",
+    )
+    imbalance: float = key(
+        0.25,
+        Float(above=0, maximum=1e6),
+        "Share of a rank's fair part of the domains that it may lack before others hand some over.",
     )
     shard_rows: bool = key(
         False, Bool(), "Under fsdp: each rank bounds its own chunks of a layer's rows, with their slopes."

@@ -12,6 +12,7 @@ from abcrown_dist.config.kinds import (
     Int,
     OrAuto,
     OrNull,
+    Text,
 )
 from abcrown_dist.config.section import Section, key, section
 
@@ -113,5 +114,21 @@ class Bab(Section):
         False,
         Bool(),
         "Do the same work whatever the number of ranks: fixed slices, no choice by what is fast (own key).",
+    )
+    checkpoint: str | None = key(
+        None,
+        OrNull(Text()),
+        "File to keep the state of a long search in, beside a part of every rank; a run that torchrun "
+        "restarts takes it up by itself (own key).",
+        "checkpoint",
+    )
+    checkpoint_interval: float = key(
+        300.0, Float(above=0, maximum=math.inf), "Seconds between two checkpoints (own key)."
+    )
+    resume: str | None = key(
+        None,
+        OrNull(Text()),
+        "Checkpoint to go on from, with as many ranks as there are now, in any mode (own key).",
+        "resume",
     )
     branching: Branching = section(Branching, "branching")

@@ -21,3 +21,7 @@ class AgreedDeadline(Deadline):
 
     def expired(self) -> bool:
         return self.group.any_true(super().expired())
+
+    def among(self, group: Group) -> AgreedDeadline:
+        """The same point in time, agreed on by a part of the ranks (one that is alone asks nobody)."""
+        return AgreedDeadline(self.seconds, self.start, group)

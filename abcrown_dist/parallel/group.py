@@ -20,6 +20,7 @@ from torch import Tensor
 from abcrown_dist.util.errors import VerifierError, describe, exit_code, is_out_of_memory
 
 T = TypeVar("T")
+_HOST = torch.device("cpu")  # small messages stay there, whatever the bounds are computed on
 
 
 class RankLost(VerifierError):
@@ -68,19 +69,22 @@ class Pending:
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that act together, seen from one of them. Every method but `together` is for all to call.
+    """Ranks that act together, seen from one of them. Every method but `together` and
+    `timed` is for all to call.
 
     Attributes:
         rank, size: this rank's place, and how many there are.
         handle: torch's process group, None for a group of one.
         timeout: seconds that a collective waits for the other ranks.
-        traffic: what collectives have cost so far.
+        fused: whether tensors travel by NCCL, which has fused collectives.
+        traffic: what collectives have cost so far; groups of the same ranks may share it.
     """
 
     rank: int = 0
     size: int = 1
     handle: Any = None
     timeout: float = 600.0
+    fused: bool = False
     traffic: Traffic = field(default_factory=Traffic, compare=False)
 
     @contextmanager
@@ -96,6 +100,14 @@ class Group:
                 f"(parallel.timeout {self.timeout:g} s): {describe(error)}"
             ) from error
 
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """`together`, its time counted as waiting."""
+        begun = time.perf_counter()
+        with self.together():
+            yield
+        self.traffic.seconds += time.perf_counter() - begun
+
     def gather(self, own: Tensor, buffer: Tensor, bounds: Sequence[int]) -> Pending:
         """Fill the flat `buffer` with every rank's piece, rank r's at bounds[r]:bounds[r + 1]."""
         buffer[bounds[self.rank] : bounds[self.rank + 1]].copy_(own)
@@ -103,7 +115,7 @@ class Group:
             return Pending((), self)
         self.traffic.bytes += (buffer.numel() - own.numel()) * buffer.element_size()
         pieces = [buffer[bounds[r] : bounds[r + 1]] for r in range(self.size)]
-        if self._fused and len({piece.numel() for piece in pieces}) == 1:
+        if self.fused and len({piece.numel() for piece in pieces}) == 1:
             source = pieces[self.rank].clone()
             with self.together():
                 work = dist.all_gather_into_tensor(buffer, source, self.handle, async_op=True)
@@ -122,7 +134,7 @@ class Group:
             return parts[0]
         own = parts[self.rank]
         self.traffic.bytes += own.numel() * own.element_size() * (self.size - 1)
-        if self._fused and len({part.shape for part in parts}) == 1:
+        if self.fused and len({part.shape for part in parts}) == 1:
             result = torch.empty_like(own)
             with self.together():
                 work = dist.reduce_scatter(result, list(parts), group=self.handle, async_op=True)
@@ -162,9 +174,49 @@ class Group:
             assert value is not None
             return value
         box = [value]
-        with self.together():
-            dist.broadcast_object_list(box, self._global(source), group=self.handle, device=self._device)
+        with self.timed():
+            dist.broadcast_object_list(box, self._global(source), group=self.handle, device=_HOST)
         return box[0]  # type: ignore[return-value]
+
+    def share_all(self, value: T) -> list[T]:
+        """The small picklable object of every rank, in the order of ranks."""
+        if self.size == 1:
+            return [value]
+        box: list[Any] = [None] * self.size
+        with self.timed():
+            dist.all_gather_object(box, value, group=self.handle)
+        return box
+
+    def gather_all(self, own: Tensor) -> Tensor:
+        """(size, *shape): the small tensors of all ranks, equal in shape; on the host."""
+        if self.size == 1:
+            return own[None]
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        self.traffic.bytes += own.numel() * own.element_size() * (self.size - 1)
+        with self.timed():
+            dist.all_gather(found, own.contiguous(), group=self.handle)
+        return torch.stack(found)
+
+    def exchange(
+        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
+    ) -> None:
+        """Send tensors to ranks and fill others with what ranks send; empty ones do not travel.
+
+        Between two ranks tensors arrive in the order in which they were sent.
+        """
+        pairs: list[tuple[Any, int, Tensor]] = [(dist.isend, rank, part) for rank, part in sends]
+        pairs += [(dist.irecv, rank, part) for rank, part in receives]
+        operations = [
+            dist.P2POp(way, part, self._global(rank), self.handle)
+            for way, rank, part in pairs
+            if part.numel()
+        ]
+        self.traffic.bytes += sum(part.numel() * part.element_size() for _, part in receives)
+        if not operations:
+            return
+        with self.together():
+            works = dist.batch_isend_irecv(operations)
+        Pending(works, self).wait()
 
     def first(self, make: Callable[[], T]) -> T:
         """`make()` on rank 0, its result (picklable) on every rank.
@@ -224,7 +276,7 @@ class Group:
     def _vote(self, flag: bool, operation: Any) -> bool:
         if self.size == 1:
             return flag
-        vote = torch.tensor([int(flag)], device=self._device)
+        vote = torch.tensor([int(flag)])
         with self.together():
             work = dist.all_reduce(vote, operation, group=self.handle, async_op=True)
         Pending([work], self).wait()
@@ -232,14 +284,6 @@ class Group:
 
     def _global(self, rank: int) -> int:
         return dist.get_global_rank(self.handle, rank)
-
-    @property
-    def _fused(self) -> bool:
-        return str(dist.get_backend(self.handle)) == "nccl"
-
-    @property
-    def _device(self) -> torch.device:
-        return torch.device("cuda", torch.cuda.current_device()) if self._fused else torch.device("cpu")
 
 
 ALONE = Group()

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from abcrown_dist.config import Config
 from abcrown_dist.config.resolve import resolve_device
 from abcrown_dist.parallel.group import ALONE, FirstRankFailed, Group, RankLost
+from abcrown_dist.parallel.mesh import degrees
 from abcrown_dist.util.errors import ConfigError, describe, exit_code
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    restarts: int = 0  # how often torchrun has started all ranks again
 
     @classmethod
     def from_environment(cls) -> World:
@@ -45,15 +47,15 @@ class World:
             ConfigError: the variables contradict each other.
         """
         try:
-            rank, size, local = (
-                int(os.environ.get(name, default))
-                for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+            names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
+            rank, size, local, restarts = (
+                int(os.environ.get(name, "1" if name == "WORLD_SIZE" else "0")) for name in names
             )
         except ValueError as error:
             raise ConfigError(f"RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers ({error})") from None
         if not 0 <= rank < size:
             raise ConfigError(f"RANK {rank} does not fit WORLD_SIZE {size}")
-        return cls(rank, size, local)
+        return cls(rank, size, local, restarts)
 
 
 @contextmanager
@@ -76,7 +78,8 @@ def open_store(world: World) -> Any:
             store, _, _ = next(dist.rendezvous("env://", world.rank, world.size, timeout=_WAIT))
         except ValueError as error:  # MASTER_ADDR or MASTER_PORT is missing
             raise ConfigError(f"WORLD_SIZE is {world.size}, but {describe(error)}") from None
-    return store
+        # The store may outlive ranks that torchrun starts again; what they wrote must not be read.
+        return dist.PrefixStore(f"attempt {world.restarts}", store)
 
 
 def from_first_rank(world: World, store: Any, make: Callable[[], T]) -> T:
@@ -115,14 +118,11 @@ def check_world(config: Config, world: World) -> None:
     """Check that `parallel` fits the ranks that there are.
 
     Raises:
-        ConfigError: degrees that do not multiply to the number of ranks, ranks without a task, or a
-            backend that the device does not have.
+        ConfigError: degrees that do not multiply to the number of ranks, a verifier for one process, or
+            a backend that the device does not have.
     """
     parallel = config.parallel
-    if parallel.shards not in ("auto", world.size):
-        raise ConfigError(f"parallel.shards: {parallel.shards} does not fit {world.size} rank(s) of torchrun")
-    if world.size > 1 and parallel.mode == "none":
-        raise ConfigError(f"parallel.mode: none leaves {world.size} ranks without a task; set fsdp or tp")
+    degrees(parallel, world.size)
     if parallel.shard_rows and parallel.mode not in ("fsdp", "auto"):
         raise ConfigError(f"parallel.shard_rows needs parallel.mode fsdp, not {parallel.mode}")
     if world.size > 1 and config.general.complete_verifier in ("mip", "bab-refine"):
@@ -144,12 +144,15 @@ def start_group(world: World, store: Any, device: torch.device, backend: str, ti
     if world.size == 1:
         return ALONE
     chosen = backend if backend != "auto" else "nccl" if device.type == "cuda" else "gloo"
+    fused = chosen == "nccl"
     with _meeting(world):
         dist.init_process_group(
-            chosen, store=dist.PrefixStore("group", store), rank=world.rank, world_size=world.size,
+            # Small messages stay on the host: they need not wait for the device, nor it for them.
+            "cpu:gloo,cuda:nccl" if fused else chosen,
+            store=dist.PrefixStore("group", store), rank=world.rank, world_size=world.size,
             timeout=timedelta(seconds=timeout),
         )  # fmt: skip
-    return Group(world.rank, world.size, dist.group.WORLD, timeout)
+    return Group(world.rank, world.size, dist.group.WORLD, timeout, fused)
 
 
 def local_device(device: torch.device, world: World) -> torch.device:

@@ -86,6 +86,7 @@ class Summary:
         seed: of all random choices.
         config: the whole configuration of the run.
         rounds: of branch and bound; empty where bounds or the attack decided.
+        waited: seconds that each rank spent in collectives; empty for one process.
     """
 
     verdict: Verdict
@@ -99,6 +100,7 @@ class Summary:
     seed: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     rounds: Sequence[Round] = ()
+    waited: Sequence[float] = ()
 
 
 def peak_memory() -> dict[str, int | None]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from abcrown_dist.util.errors import DeadlineExceeded
 
@@ -43,7 +44,32 @@ class Deadline:
     def check(self) -> None:
         """Raise `DeadlineExceeded` when no time is left."""
         if self.expired():
-            raise DeadlineExceeded(f"time limit of {self.seconds:g} s reached")
+            raise self.error()
+
+    def spend(self, seconds: float) -> None:
+        """Count time that an earlier run has used."""
+        self.start -= seconds
+
+    def among(self, group: Any) -> Deadline:
+        """The same point in time for a part of the ranks (see `parallel.clock`); without ranks, itself."""
+        return self
+
+    def error(self) -> DeadlineExceeded:
+        """What is raised when no time is left."""
+        return DeadlineExceeded(f"time limit of {self.seconds:g} s reached")
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back the alarm until the block has ended: half of a file helps nobody."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -26,7 +26,9 @@ from abcrown_dist.weights.maps import AffineMap, build_map
 
 
 @dataclass(frozen=True)
-class _Shard:
+class Shard:
+    """This rank's piece of a constant of a shape; every rank's is as long, padding included."""
+
     piece: Tensor
     shape: tuple[int, ...]
 
@@ -76,7 +78,7 @@ class ShardedWeights(AllNeurons):
     ) -> None:
         self.group, self.dtype, self.device, self.prefetch = group, dtype, torch.device(device), prefetch
         self.shard_rows = shard_rows
-        self.shards: dict[str, _Shard] = {}
+        self.shards: dict[str, Shard] = {}
         self._whole: dict[str, Tensor] = {}
         sharded = {key for node in graph if classify(node) == "affine" for key in node.constants()}
         for key, value in graph.constants.items():
@@ -98,7 +100,7 @@ class ShardedWeights(AllNeurons):
         other = copy.copy(self)
         other.dtype, other._queue, other._early = dtype, [], None
         other.shards = {
-            key: _Shard(_cast(shard.piece, dtype), shard.shape) for key, shard in self.shards.items()
+            key: Shard(_cast(shard.piece, dtype), shard.shape) for key, shard in self.shards.items()
         }
         other._whole = {key: _cast(value, dtype) for key, value in self._whole.items()}
         return other
@@ -134,7 +136,7 @@ class ShardedWeights(AllNeurons):
             yield affine
         finally:
             gathered.values.clear()
-            _forget(affine)
+            forget(affine)
 
     def expect(self, names: Sequence[str]) -> None:
         """The nodes that will be visited next, in this order; what was fetched for others is dropped."""
@@ -156,7 +158,7 @@ class ShardedWeights(AllNeurons):
             flat[:count] = value.to(self.device, dtype).flatten()
             pieces = flat.split(size) if size else [flat] * self.group.size
         own = torch.empty(size, dtype=dtype, device=self.device)
-        self.shards[key] = _Shard(self.group.scatter_from_first(pieces, own), shape)
+        self.shards[key] = Shard(self.group.scatter_from_first(pieces, own), shape)
 
     def _gather(self, node: Node) -> _Gathered:
         values, pending = {}, []
@@ -187,7 +189,7 @@ class ShardedWeights(AllNeurons):
             self._early = (self._queue[0], self._gather(self.graph[self._queue[0]]))
 
 
-def _forget(affine: AffineMap) -> None:
+def forget(affine: AffineMap) -> None:
     """Drop the map's references, in case somebody keeps the map itself."""
     for name in list(vars(affine)):
         if isinstance(getattr(affine, name), (Tensor, Mapping)):

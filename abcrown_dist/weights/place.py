@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from abcrown_dist.graph.ir import Graph
@@ -33,3 +35,28 @@ def place_weights(
     if mode == "tp" and group.size > 1:
         return TensorParallelWeights(graph, group, dtype, device)
     return LocalWeights(graph, dtype, device)
+
+
+def share_values(graph: Graph, group: Group) -> Graph:
+    """The first rank's graph with its constants on every rank of `group`, which has none of its values yet.
+
+    Memory layouts travel along: products may round otherwise in another one.
+    """
+    if group.size == 1:
+        return graph
+    strides = group.share({key: _layout(value) for key, value in graph.constants.items()})
+    constants = {}
+    for key, value in graph.constants.items():
+        packed = value.contiguous() if group.rank == 0 else torch.empty(value.shape, dtype=value.dtype)
+        group.send_from_first(None, packed.flatten().view(torch.uint8))
+        stride = strides[key]
+        constants[key] = packed
+        if stride is not None:
+            constants[key] = torch.empty_strided(value.shape, stride, dtype=value.dtype).copy_(packed)
+    return dataclasses.replace(graph, constants=constants)
+
+
+def _layout(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides that all ranks keep; None for the usual ones, and for values that repeat in memory."""
+    repeats = any(step == 0 and count > 1 for step, count in zip(value.stride(), value.shape, strict=True))
+    return None if repeats or value.is_contiguous() else value.stride()

@@ -47,7 +47,7 @@ def other_word(key: Key) -> str:
     kind = key.kind.kind if isinstance(key.kind, OrNull | OrAuto) else key.kind
     if isinstance(kind, Choice):
         return kind.values[-1]
-    words = {Bool: str(not key.default), Int: "17", Float: "0.25", Size: "17", Text: "x", Device: "cuda:1"}
+    words = {Bool: str(not key.default), Int: "17", Float: "0.375", Size: "17", Text: "x", Device: "cuda:1"}
     return words.get(type(kind), "17 18")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from abcrown_dist.bab.rounds import Round
+from abcrown_dist.bab.search import Round
 
 
 def proof(count: int, most_open: int) -> list[Round]:

@@ -74,7 +74,7 @@ def test_a_summary_reads_back(tmp_path: Path) -> None:
     read = json.loads((tmp_path / "new" / "summary.json").read_text(), parse_constant=pytest.fail)
     assert list(read) == [
         *("verdict", "reason", "instance", "bounds", "domains", "seconds", "memory"),
-        *("versions", "seed", "config", "rounds"),
+        *("versions", "seed", "config", "waited", "rounds"),
     ]
     assert read["verdict"] == "unknown"
     assert read["bounds"] == [{"disjunct": 0, "lower": [0.25, "-inf"], "refuted": True, "method": "crown"}]
