@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from abcrown_dist.bab.flat import flat
 from abcrown_dist.bab.judge import stays_finite
 from abcrown_dist.bab.root import OneBox, Root
 from abcrown_dist.bounds.intervals import combine
@@ -37,10 +38,9 @@ def whole_in_float64(weights: Weights) -> Weights:
 
 def corners(weights: Weights, box: OneBox) -> tuple[Array, Array]:
     """The box as flat inputs in float64."""
-    inputs, names = box.root.clauses.box, weights.graph.inputs
+    inputs = box.root.clauses.box
     lower, upper = (
-        torch.cat([side[name].flatten() for name in names]).double().cpu().numpy()
-        for side in (inputs.lower, inputs.upper)
+        flat(weights, side)[0].double().cpu().numpy() for side in (inputs.lower, inputs.upper)
     )
     return lower, upper
 

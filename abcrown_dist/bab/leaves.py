@@ -7,7 +7,7 @@ put into one linear program (`exact.leaf`): a leaf can be empty though no single
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from abcrown_dist.bab.flat import flat, flat_rows
 from abcrown_dist.bab.goals import Goals
 from abcrown_dist.bab.splitter import Examined
 from abcrown_dist.bounds.backward import Start, back_substitute, concretize
@@ -89,7 +90,9 @@ class LeafPrograms:
         A, b, slack = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         says = (A != 0).any(axis=1) | (b != 0)  # columns of other nodes' decisions say nothing
         A, b, slack = A[says], b[says], slack[says]
-        lower, upper = self._flat(self.box.lower), self._flat(self.box.upper)
+        lower, upper = (
+            flat(self.weights, side)[0].double().cpu().numpy() for side in (self.box.lower, self.box.upper)
+        )
         with np.errstate(invalid="ignore", over="ignore"):  # what is not finite decides nothing
             scale = np.abs(A) @ np.maximum(np.abs(lower), np.abs(upper)) + np.abs(b)
         scale = np.maximum(scale, np.finfo(float).tiny * 1e10)
@@ -109,15 +112,7 @@ class LeafPrograms:
         linear = back_substitute(self.weights, start, relaxed)
         slack = concretize(self.weights, linear, self.box).error
         bias = self.weights.total(linear.bias)
-        graph, rows = self.weights.graph, bias.shape[1]
-        parts = []
-        for name in graph.inputs:
-            part = linear.A.get(name)
-            if part is None:
-                parts.append(torch.zeros(rows, graph[name].size, dtype=bias.dtype, device=bias.device))
-            else:
-                parts.append(self.weights.whole(name, part[0]).flatten(1))
-        A = torch.cat(parts, dim=1).double().cpu().numpy()
+        A = flat_rows(self.weights, linear, 1)[0].double().cpu().numpy()
         return A, bias[0].double().cpu().numpy(), slack[0].double().cpu().numpy()
 
     def _lost(self, leaf: Leaf, real: Tensor, relaxed: Relaxed) -> np.ndarray:
@@ -127,11 +122,6 @@ class LeafPrograms:
             interval = relaxed.intervals.get(name) or self.box.interval(name)
             total += part[leaf.goal][real].flatten(1).double() @ interval.magnitude.flatten().double()
         return self.weights.total(total).cpu().numpy()
-
-    def _flat(self, sides: Mapping[str, Tensor]) -> np.ndarray:
-        graph = self.weights.graph
-        parts = [self.weights.whole(name, sides[name][0]).flatten() for name in graph.inputs]
-        return torch.cat(parts).double().cpu().numpy()
 
 
 def _cast(relaxed: Relaxed, dtype: torch.dtype) -> Relaxed:
@@ -143,13 +133,3 @@ def _cast(relaxed: Relaxed, dtype: torch.dtype) -> Relaxed:
         for name, item in relaxed.intervals.items()
     }
     return relaxed.over(intervals, {name: rate.to(dtype) for name, rate in relaxed.sensitivity.items()})
-
-
-def flat_points(weights: Weights, box: Box, points: Mapping[str, Tensor], count: int) -> Tensor:
-    """Points by input (N, *shape) as flat inputs (N, inputs) in float64; lower ends where one is absent."""
-    parts = []
-    for name in weights.graph.inputs:
-        low = box.lower[name]
-        part = points[name] if name in points else low.expand(count, *low.shape[1:])
-        parts.append(weights.whole(name, part).flatten(1))
-    return torch.cat(parts, dim=1).double()

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from abcrown_dist.bab.domains import Domains, child_ident, concatenate
+from abcrown_dist.bab.flat import flat, flat_points, flat_rows
 from abcrown_dist.bab.goals import Goals
 from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite, verdicts
-from abcrown_dist.bab.leaves import flat_points
 from abcrown_dist.bab.slices import slices
 from abcrown_dist.bab.splitter import Bounded, Branched, Examined, by_levels, joined
 from abcrown_dist.bounds import alpha
@@ -80,7 +80,7 @@ class InputSplitter:
     def roots(self) -> Domains:
         """The box of every goal."""
         count, device = len(self.goals), self.weights.device
-        lower, upper = (self._flat(side)[self.goals.box] for side in (self.box.lower, self.box.upper))
+        lower, upper = (flat(self.weights, side)[self.goals.box] for side in (self.box.lower, self.box.upper))
         disjuncts = torch.tensor(self.disjuncts, dtype=torch.int64, device=device)
         return Domains(
             margin=torch.full((count,), -torch.inf, dtype=torch.float64, device=device),
@@ -177,7 +177,7 @@ class InputSplitter:
             name: part.expand(count, *part.shape[1:])[every, row]
             for name, part in box.minimiser(linear.A).items()
         }
-        A = self._flat_rows(linear, count)
+        A = flat_rows(weights, linear, count)
         if self.settings.clip:
             lower, upper = contracted(lower, upper, A, margin, error)
         weight = A[every, row].abs()
@@ -199,22 +199,6 @@ class InputSplitter:
                 keep_alphas=True, deadline=self.deadline,
             ).alphas  # fmt: skip
         return back_substitute(self.weights, start, relaxed, alphas=slopes)
-
-    def _flat_rows(self, linear: LinearBound, count: int) -> Tensor:
-        """Coefficients (N, R, inputs) of all inputs."""
-        graph, bias = self.weights.graph, linear.bias
-        parts = []
-        for name in graph.inputs:
-            if name in linear.A:
-                part = self.weights.whole(name, linear.A[name]).flatten(2)
-            else:
-                part = bias.new_zeros(1, bias.shape[1], graph[name].size)
-            parts.append(part.expand(count, -1, -1))
-        return torch.cat(parts, dim=2)
-
-    def _flat(self, sides: dict[str, Tensor]) -> Tensor:
-        names = self.weights.graph.inputs
-        return torch.cat([self.weights.whole(name, sides[name]).flatten(1) for name in names], dim=1)
 
     def _own(self, flat: Tensor) -> dict[str, Tensor]:
         parts = split_inputs(self.weights.graph, flat)

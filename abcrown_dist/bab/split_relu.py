@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from abcrown_dist.bab.domains import Domains, child_ident, concatenate, pad_last
+from abcrown_dist.bab.flat import flat_points
 from abcrown_dist.bab.goals import Goals
 from abcrown_dist.bab.heuristics import Branching, Chooser, Rows
 from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite, verdicts
-from abcrown_dist.bab.leaves import Leaf, LeafPrograms, flat_points
+from abcrown_dist.bab.leaves import Leaf, LeafPrograms
 from abcrown_dist.bab.neurons import Neurons
 from abcrown_dist.bab.slices import slices
 from abcrown_dist.bab.snapshot import root_tensors
