@@ -37,6 +37,7 @@ from abcrown_dist.util.errors import DeadlineExceeded, is_out_of_memory
 from abcrown_dist.weights.apart import finish
 
 _log = logging.getLogger(__name__)
+_EARLY, _SELDOM = 16, 4  # rounds that descend from points: the first ones, later each fourth
 _MOST_LEVELS = 6  # splits of one domain in one round: up to 64 children
 
 
@@ -206,6 +207,8 @@ class Loop:
 
     def _descend(self, tried: Tried | None, stretch: _Stretch | None) -> None:
         """Look for counterexamples near the likeliest points of this rank, or of all ranks if forced."""
+        if self.rounds >= _EARLY and self.rounds % _SELDOM:
+            return
         missing, ident = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
         if tried is not None and stretch is not None and stretch.open is not None:
             missing, ident = tried.missing, stretch.open.ident

@@ -139,3 +139,22 @@ def test_on_the_cpu_there_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.delattr(Domains, "to")
         store.insert(domains([1.0], [1]))
     assert len(store) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 20])
+def test_spread_takes_urgent_and_less_urgent_domains_alike(count: int) -> None:
+    store = Store(CPU)
+    store.insert(domains([float(k) for k in range(7)], list(range(7))))
+    taken = store.spread(count)
+    idents = taken.ident.tolist()
+    assert idents == [k * 7 // min(count, 7) for k in range(min(count, 7))]
+    left = [block.ident.tolist() for block in store.everything()]
+    assert sorted(idents + [ident for part in left for ident in part]) == list(range(7))
+
+
+def test_the_front_is_what_would_be_taken_and_stays() -> None:
+    store = Store(CPU)
+    store.insert(domains([2.0, math.nan, 1.0, 1.0], [3, 4, 9, 5]))
+    margin, ident = store.front(3)
+    assert ident.tolist() == [4, 5, 9] and margin.tolist() == [-math.inf, 1.0, 1.0]
+    assert len(store) == 4 and store.take(3).ident.tolist() == [4, 5, 9]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 
 import pytest
@@ -132,3 +133,87 @@ def traffic(group: Group) -> int:
 @pytest.mark.parametrize("size", SIZES)
 def test_bytes_received_are_counted(pools: Pools, size: int) -> None:
     assert pools(size).run(traffic) == [16 * (size - 1)] * size
+
+
+def told_by_all(group: Group) -> tuple[list[dict[str, int]], torch.Tensor, torch.Tensor]:
+    matrix = torch.full((2, 3), group.rank, dtype=torch.float64).T  # not contiguous
+    return (
+        group.share_all({"rank": group.rank, "length": len("x" * group.rank)}),
+        group.gather_all(torch.tensor([group.rank, -group.rank])),
+        group.gather_all(matrix),
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_every_rank_tells(pools: Pools, size: int) -> None:
+    for objects, pairs, matrices in pools(size).run(told_by_all):
+        assert objects == [{"rank": rank, "length": rank} for rank in range(size)]
+        assert pairs.tolist() == [[rank, -rank] for rank in range(size)]
+        assert matrices.shape == (size, 3, 2) and matrices.dtype == torch.float64
+        assert all(bool((matrices[rank] == rank).all()) for rank in range(size))
+
+
+def _parcels(source: int, to: int) -> list[torch.Tensor]:
+    """What one rank sends another: as many as their ranks say, of several types and lengths."""
+    kinds = (torch.float32, torch.int64, torch.bool, torch.int8, torch.float64)
+    count = (2 * source + to) % 4
+    return [
+        torch.arange(k + source + to).mul(3 + k).to(kinds[(k + to) % len(kinds)])[: (k + source) % 3 * 5]
+        for k in range(count)
+    ]
+
+
+def exchanged(group: Group) -> tuple[list[tuple[int, torch.Tensor]], int]:
+    group.traffic.reset()
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    sends = [(to, part) for to in others for part in _parcels(group.rank, to)]
+    receives = [(of, torch.zeros_like(part)) for of in others for part in _parcels(of, group.rank)]
+    group.exchange(sends, receives)
+    group.exchange([], [])
+    return receives, group.traffic.bytes
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tensors_of_a_pair_arrive_in_their_order(pools: Pools, size: int) -> None:
+    """None, one, and several a pair; of different types and lengths, and empty ones."""
+    seen = 0
+    for rank, (received, count) in enumerate(pools(size).run(exchanged)):
+        expected = [
+            (of, part) for of in range(size) if of != rank for part in _parcels(of, rank)
+        ]  # fmt: skip
+        for (source, found), (of, part) in zip(received, expected, strict=True):
+            assert source == of and found.dtype == part.dtype and torch.equal(found, part)
+            seen += part.numel() > 0
+        assert count == sum(part.numel() * part.element_size() for _, part in expected)
+    assert seen >= {1: 0, 2: 1, 4: 8}[size]
+
+
+_NAP = 2.0
+
+
+def waits(group: Group, way: str) -> tuple[float, float]:
+    """CPU seconds, and seconds counted as waiting, while the last rank sleeps."""
+    group.all_true(True)
+    group.traffic.reset()
+    if group.rank == group.size - 1:
+        time.sleep(_NAP)
+    begun = time.process_time()
+    if way == "gather_all":
+        group.gather_all(torch.zeros(3))
+    elif way == "share_all":
+        group.share_all("x")
+    elif way == "share":
+        group.share("x", source=group.size - 1)
+    elif way == "exchange":
+        there = 1 - group.rank
+        group.exchange([(there, torch.zeros(3))], [(there, torch.empty(3))])
+    else:
+        group.total(torch.zeros(3))
+    return time.process_time() - begun, group.traffic.seconds
+
+
+@pytest.mark.parametrize("way", ["gather_all", "share_all", "share", "exchange", "wait"])
+def test_waiting_takes_no_processor_and_is_counted(pools: Pools, way: str) -> None:
+    (busy, counted), _ = pools(2).run(waits, way)
+    assert busy < 0.5
+    assert counted >= 0.75 * _NAP

@@ -107,7 +107,7 @@ def test_a_batch_in_which_a_model_is_missing(folders: list[Path], mode: str) -> 
     ("words", "code", "message"),
     [
         (("--parallel.mode", "fsdp", "--onnx_path", "no.onnx", "--vnnlib_path", "sat.vnnlib"), 3, "no.onnx"),
-        pytest.param((*FILES, "--parallel.mode", "none"), 2, "leaves 2 ranks", marks=pytest.mark.slow),
+        pytest.param((*FILES, "--parallel.domain", "3"), 2, "is not 2, the number", marks=pytest.mark.slow),
         pytest.param((*FILES, "--no_such_key", "1"), 2, "no_such_key", marks=pytest.mark.slow),
         pytest.param(("--config", "no.yaml"), 2, "no.yaml", marks=pytest.mark.slow),
     ],
@@ -131,9 +131,10 @@ def test_help_is_shown_once(folders: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("words", "size", "message"),
     [
-        ((), 2, "parallel.mode: none leaves 2 ranks without a task"),
-        (("--parallel.mode", "tp", "--parallel.shards", "3"), 2, "parallel.shards: 3 does not fit 2 rank"),
-        (("--parallel.mode", "fsdp", "--parallel.shards", "2"), 1, "parallel.shards: 2 does not fit 1 rank"),
+        (("--parallel.shards", "2"), 2, "none shares no weights, not among 2 ranks"),
+        (("--parallel.domain", "3"), 2, "shards 1 times parallel.domain 3 is not 2, the number of ranks"),
+        (("--parallel.mode", "tp", "--parallel.shards", "3"), 2, "domain 1 is not 2, the number of ranks"),
+        (("--parallel.mode", "fsdp", "--parallel.shards", "2"), 1, "domain 1 is not 1, the number of ranks"),
         (
             ("--parallel.mode", "tp", "--parallel.shard_rows", "true"),
             2,
