@@ -138,8 +138,12 @@ def show_plan(config: Config, request: PlanRequest) -> int:
     named = config.general.device
     absent = named.startswith("cuda") and request.device_memory is not None  # need not be on this machine
     device = torch.device(named) if absent else resolve_device(named)
+    domain = config.parallel.domain
+    shards = request.world_size // domain if isinstance(domain, int) else request.world_size
+    if isinstance(domain, int) and shards * domain != request.world_size:
+        raise ConfigError(f"--world-size {request.world_size} is no multiple of parallel.domain {domain}")
     plan = make_plan(
-        config, model.graph, prop, request.world_size, device,
+        config, model.graph, prop, shards, device,
         device_memory=request.device_memory, can_bound=not unsupported(model.graph, REGISTRY),
     )  # fmt: skip
     print_plan(plan)
