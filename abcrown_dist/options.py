@@ -32,6 +32,7 @@ _FEW_INPUTS = 6  # so few that neurons are not split at all
 _WIDE = 1024  # neurons of a layer from which on backward passes over every box are too dear
 _BOX_BYTES = 256 << 20  # of the bounds of one batch of boxes
 _SLICES = 8  # of a batch's children, under bab.force_synchronous
+_FIXED_ROWS = 64  # of a chunk, likewise
 _LEAST_SLICE = 4  # domains; fewer take as long
 
 
@@ -231,7 +232,7 @@ def neuron_branching(config: Config, bounds: BoundSettings) -> NeuronBranching:
         root=root,
         bounds=bounds,
         branching=branching,
-        recompute=bound_settings(config, "crown") if bab.recompute_interm else None,
+        recompute=_in_search(config, "crown") if bab.recompute_interm else None,
         slice=_slice(solver.batch_size) if synchronous else None,
     )
     return NeuronBranching(_loop(config, solver.batch_size), relu)
@@ -246,12 +247,20 @@ def input_branching(config: Config, weights: Weights, automatic: str = "crown") 
         # The bounds of all neurons, and the rows that start from the widest layer's.
         batch = max(16, min(1 << 15, _BOX_BYTES // max(1, 4 * state_bytes(weights.graph, weights.dtype, 1))))
     inputs = InputSettings(
-        bounds=bound_settings(config, method),
+        bounds=_in_search(config, method),
         method="naive" if config.bab.branching.method == "naive" else "sb",
         clip=split.clip,
         slice=_slice(batch) if config.bab.force_synchronous else None,
     )
     return InputBranching(_loop(config, batch), inputs)
+
+
+def _in_search(config: Config, method: str) -> BoundSettings:
+    """Settings for bounding many domains at once."""
+    settings = bound_settings(config, method)
+    if config.bab.force_synchronous:
+        settings = dataclasses.replace(settings, fixed_rows=min(_FIXED_ROWS, settings.batch_rows))
+    return settings
 
 
 def _slice(batch: int) -> int:

@@ -238,8 +238,9 @@ class Loop:
             self.own.given_up |= set(domains.goal.tolist())
             tried = self.probe.measure(self._disjuncts(domains), examined.points[left])
             self.own.candidates += tried.promising()
-            nearest = tried.missing.argsort(stable=True)[:self.probe.most]
-            self.own.candidates += self.probe.descend(tried.select(nearest)).promising()
+            if not self.settings.forced:  # whose points were tried would depend on the ranks
+                nearest = tried.missing.argsort(stable=True)[: self.probe.most]
+                self.own.candidates += self.probe.descend(tried.select(nearest)).promising()
 
     def _note(self, refuted: Domains) -> None:
         margins = self.own.margins

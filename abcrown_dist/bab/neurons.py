@@ -25,6 +25,8 @@ class Neurons:
         size: their count, by name.
         loose: (total,) bool, which neurons the root leaves open; only these are ever split.
         movable: those whose slopes are free at the root.
+        everywhere: let decisions enter at every pre-activation, also where none of the domains that come
+            together has any: the bits of a domain must not depend on the others.
     """
 
     weights: Weights
@@ -32,9 +34,10 @@ class Neurons:
     size: Mapping[str, int]
     loose: Tensor
     movable: Movable
+    everywhere: bool = False
 
     @classmethod
-    def of(cls, weights: Weights, relaxed: Relaxed) -> Neurons:
+    def of(cls, weights: Weights, relaxed: Relaxed, everywhere: bool = False) -> Neurons:
         """Number the neurons of a network whose root bounds are those of one domain."""
         graph = weights.graph
         offset: dict[str, int] = {}
@@ -50,14 +53,15 @@ class Neurons:
                 masks.append(weights.whole(source, loose).flatten())
                 total += graph[source].size
         empty = torch.zeros(0, dtype=torch.bool, device=weights.device)
-        return cls(weights, offset, size, torch.cat([empty, *masks]), Movable.of(relaxed))
+        loose_ones = torch.cat([empty, *masks])
+        return cls(weights, offset, size, loose_ones, Movable.of(relaxed), everywhere)
 
     def splits(self, index: Tensor, sign: Tensor) -> Splits:
         """Decisions sign[b, d] z[index[b, d]] >= 0 by pre-activation; a sign of zero is none."""
         found = {}
         for name, first in self.offset.items():
             here = (sign != 0) & (index >= first) & (index < first + self.size[name])
-            if not bool(here.any()):
+            if not (self.everywhere or bool(here.any())):
                 continue
             local = torch.where(here, index - first, 0)
             mine, place = self.weights.locate(name, local.flatten())

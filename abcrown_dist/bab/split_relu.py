@@ -79,7 +79,7 @@ class ReluSplitter:
         self.weights, self.box, self.relaxed, self.goals = weights, box, relaxed, goals
         self.settings, self.deadline = settings, deadline
         self.disjuncts = goals.disjunct
-        self.neurons = Neurons.of(weights, relaxed)
+        self.neurons = Neurons.of(weights, relaxed, everywhere=settings.slice is not None)
         self.chooser = Chooser(self.neurons, settings.branching)
         sane = stays_finite(weights, relaxed, largest)[:, None].expand(len(goals), 1)
         lost = lost_by_rounding(weights, goals.lost, relaxed, box, goals.rhs)

@@ -38,10 +38,14 @@ class Grid:
 
     def rows(self, count: int) -> int:
         """Rows per chunk, all chunks equally large, when `count` rows are bounded."""
+        if self.settings.fixed_rows is not None:
+            return self.settings.fixed_rows
         return chunks.chunk_size(count, self._row_bytes(), self._workspace(), self._limit(count))
 
     def most_rows(self, count: int) -> int:
         """Largest chunk when `count` rows or fewer are bounded: fewer rows may make larger chunks."""
+        if self.settings.fixed_rows is not None:
+            return self.settings.fixed_rows
         return min(count, max(1, min(self._limit(count), self._workspace() // max(self._row_bytes(), 1))))
 
     def _row_bytes(self) -> int:

@@ -34,6 +34,8 @@ class BoundSettings:
         budget: bytes that a pass may use, weights included; None for 512 MiB beside the weights.
         gathered: every visit of a layer gathers its weights, so that chunks should be large.
         shard_rows: chunks are dealt out over ranks, so that there should be several.
+        fixed_rows: every chunk has this many, filled up where there are fewer: how many rows of a layer are
+            bounded depends on all domains that come together, and the bits of a row on its chunk's shape.
 
     Chunks depend on settings alone and not on how many ranks there are: the same settings give the
     same bits at any number of ranks.
@@ -46,6 +48,7 @@ class BoundSettings:
     budget: int | None = None
     gathered: bool = False
     shard_rows: bool = False
+    fixed_rows: int | None = None
 
     @property
     def intermediate(self) -> str:
