@@ -161,7 +161,10 @@ class _Run:
         weights, known = self.weights, relaxed.intervals[node.name]
 
         def bounded(mask: Tensor, signs: tuple[float, ...], method: str) -> Interval:
-            index = torch.nonzero(mask.any(0)).flatten()
+            chosen = mask.any(0)
+            if self.settings.fixed_rows is not None:
+                chosen = _whole_blocks(chosen, self.settings.fixed_rows)
+            index = torch.nonzero(chosen).flatten()
             sign = torch.tensor(signs, dtype=weights.dtype, device=weights.device).repeat(len(index))
             index = index.repeat_interleave(len(signs))
             rows = self.neurons(node.name, index, sign, relaxed, method)
@@ -228,6 +231,12 @@ class _Run:
                 deadline=self.deadline,
             ).bounds
         return lower_bound(self.weights, start, relaxed, self.inputs)
+
+
+def _whole_blocks(chosen: Tensor, size: int) -> Tensor:
+    """All neurons of every block of `size` with a chosen one: a row then has one place in its chunk."""
+    padded = torch.nn.functional.pad(chosen, (0, -len(chosen) % size)).view(-1, size)
+    return padded.any(1).repeat_interleave(size)[: len(chosen)]
 
 
 def _content(stop: Stop, rows: Tensor, best: RowBounds) -> bool:
