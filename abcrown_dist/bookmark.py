@@ -114,6 +114,7 @@ class CheckpointKeeper:
     Args:
         fingerprint: of network and property.
         began: `time.time()` when the first of the runs that lead here began.
+        written: whether the file there is a checkpoint that this run goes on from.
     """
 
     def __init__(
@@ -124,9 +125,10 @@ class CheckpointKeeper:
         fingerprint: Mapping[str, str],
         deadline: Deadline,
         began: float | None,
+        written: bool,
     ) -> None:
         self.place = Place()
-        self.written = False
+        self.written = written
         self._files = Checkpoint(path, mesh.world)
         self._config, self._mesh, self._deadline = config, mesh, deadline
         self._fingerprint = dict(fingerprint)
@@ -158,7 +160,7 @@ class CheckpointKeeper:
         self._last = time.monotonic()
 
     def remove(self) -> None:
-        """Remove what this run has written: there is nothing left to go on with."""
+        """Remove what this run, or the one that it goes on from, has written: nothing is left to do."""
         if self.written and self._mesh.world.rank == 0:
             self._files.remove()
 
@@ -170,13 +172,14 @@ class Resumed:
         place: where the run stood.
         seconds: time that it had used.
         began: when its first run began (`time.time()`).
+        path: of its manifest.
 
     Raises:
         LoadError: it is of another network or property, or damaged.
     """
 
     def __init__(self, saved: Saved, fingerprint: Mapping[str, str]) -> None:
-        self._saved = saved
+        self._saved, self.path = saved, saved.path
         notes = saved.notes
         try:
             for what, digest in fingerprint.items():
@@ -273,7 +276,8 @@ class Keeping:
         keeper = None
         if config.bab.checkpoint is not None and problem.fingerprint is not None:
             path = mesh.world.first(lambda: Path(config.bab.checkpoint or "").absolute())
-            keeper = CheckpointKeeper(config, path, mesh, problem.fingerprint, deadline, began)
+            own = resumed is not None and resumed.path == path
+            keeper = CheckpointKeeper(config, path, mesh, problem.fingerprint, deadline, began, own)
         return cls(keeper, resumed, restarts)
 
     def go_to(self, steps: Sequence[Step], outcome: Outcome) -> int:

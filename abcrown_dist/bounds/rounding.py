@@ -10,7 +10,7 @@ where |z| is the largest magnitude that z takes. Roundings of different neurons 
 each other, so that the squares (A_i s_i)^2 add up over neurons and nodes and the root of their sum is
 the error. (Adding magnitudes instead gave estimates up to 1e9 times the true error on nets of nine
 layers. This one is at least 16 times the largest true error of every real network that was tried with
-backward intermediate bounds, at least 4 times with interval ones, and typically a few hundred times:
+backward intermediate bounds, at least 3.7 times with interval ones, and typically a few hundred times:
 below 1e-3 of the width of the bounds. tests/bounds/test_rounding.py holds it to that.)
 
 It costs one product with a vector per node. A bound proves only what exceeds its error. The affine
