@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from abcrown_dist.config import Config
 from abcrown_dist.config.keys import to_dict
 from abcrown_dist.options import InputBranching, NeuronBranching, Step
 from abcrown_dist.outcome import Outcome
+from abcrown_dist.parallel.group import Group
 from abcrown_dist.parallel.launch import World
 from abcrown_dist.parallel.mesh import Mesh
 from abcrown_dist.problem import Problem
@@ -36,6 +38,7 @@ from abcrown_dist.util.deadline import Deadline, uninterrupted
 from abcrown_dist.util.errors import ConfigError, LoadError, describe
 from abcrown_dist.weights.base import Weights
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _ROUNDS, _RNG = "rounds", "rng"
 _REAL = ("seconds", "worst")
@@ -113,7 +116,6 @@ class CheckpointKeeper:
 
     Args:
         fingerprint: of network and property.
-        began: `time.time()` when the first of the runs that lead here began.
         written: whether the file there is a checkpoint that this run goes on from.
     """
 
@@ -124,7 +126,6 @@ class CheckpointKeeper:
         mesh: Mesh,
         fingerprint: Mapping[str, str],
         deadline: Deadline,
-        began: float | None,
         written: bool,
     ) -> None:
         self.place = Place()
@@ -132,7 +133,6 @@ class CheckpointKeeper:
         self._files = Checkpoint(path, mesh.world)
         self._config, self._mesh, self._deadline = config, mesh, deadline
         self._fingerprint = dict(fingerprint)
-        self._began = time.time() - deadline.elapsed() if began is None else began
         self._last = time.monotonic()
 
     def due(self) -> bool:
@@ -142,6 +142,11 @@ class CheckpointKeeper:
 
     def keep(self, domains: Sequence[Domains], splitter: Splitter, course: Course) -> None:
         """Write one; if that fails, the previous one stands."""
+        with uninterrupted():  # the last one is written when time is up
+            self._keep(domains, splitter, course)
+        self._last = time.monotonic()
+
+    def _keep(self, domains: Sequence[Domains], splitter: Splitter, course: Course) -> None:
         tensors = {**domain_tensors(domains, splitter), _RNG: torch.get_rng_state()}
         root = splitter.root()  # on all ranks: they may have to put it together
         if self._mesh.world.rank == 0:
@@ -150,14 +155,12 @@ class CheckpointKeeper:
             "fingerprint": self._fingerprint,
             "config": to_dict(self._config),
             "seconds": self._deadline.elapsed(),
-            "began": self._began,
+            "run": _run_id(),
             "holders": _holders(self._mesh),
             "course": dataclasses.asdict(course),
             "place": self.place.notes(),
         }
-        with uninterrupted():
-            self.written = self._files.save(tensors, notes) or self.written
-        self._last = time.monotonic()
+        self.written = self._files.save(tensors, notes) or self.written
 
     def remove(self) -> None:
         """Remove what this run, or the one that it goes on from, has written: nothing is left to do."""
@@ -171,7 +174,7 @@ class Resumed:
     Attributes:
         place: where the run stood.
         seconds: time that it had used.
-        began: when its first run began (`time.time()`).
+        run: torchrun's name for the run that wrote it.
         path: of its manifest.
 
     Raises:
@@ -197,7 +200,7 @@ class Resumed:
                 tuple(course["given_up"]),
                 tuple((int(goal), float(margin)) for goal, margin in course["margins"]),
             )
-            self.seconds, self.began = float(notes["seconds"]), float(notes["began"])
+            self.seconds, self.run = float(notes["seconds"]), str(notes["run"])
             self._holders = [[int(rank) for rank in ranks] for ranks in notes["holders"]]
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise LoadError(f"the checkpoint is damaged: {describe(error)}") from None
@@ -213,8 +216,10 @@ class Resumed:
 
     def start(self, splitter: Splitter, crew: Crew) -> Start:
         """The search itself: this rank's domains, and its course."""
-        place = crew.group.rank, crew.group.size
-        domains = own_domains(self._holders, self._saved.part, self.course.goals, splitter, place)
+        place, goals, part = (crew.group.rank, crew.group.size), self.course.goals, self._saved.part
+        domains = on_all(
+            crew.mesh.world, lambda: own_domains(self._holders, part, goals, splitter, place)
+        )
         return Start(self.course, domains)
 
 
@@ -236,7 +241,36 @@ def find_checkpoint(
     if found is None:
         return None
     _log.info("resumed from a checkpoint after %.0f s", found.notes["seconds"])
-    return Resumed(found, fingerprint)
+
+
+    def work() -> Resumed:
+        resumed = Resumed(found, fingerprint)
+        resumed.restore_random_numbers(mesh.world.rank, mesh.world.size)
+        return resumed
+
+    return on_all(mesh.world, work)
+
+
+def on_all(group: Group, work: Callable[[], T]) -> T:
+    """`work` on every rank; when a file cannot be read on one of them, all know of it.
+
+    Raises:
+        LoadError: on all ranks alike.
+    """
+    value: T | None = None
+    text = ""
+    try:
+        value = work()
+    except LoadError as error:
+        text = describe(error)
+    for told in group.share_all(text):
+        if told:
+            raise LoadError(told)
+    return value  # type: ignore[return-value]
+
+
+def _run_id() -> str:
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
 @dataclass
@@ -263,21 +297,17 @@ class Keeping:
         """
         restarts, mesh = World.from_environment().restarts, problem.mesh
         resumed = find_checkpoint(config, mesh, problem.fingerprint, restarts)
-        began = None
         if resumed is not None:
-            resumed.restore_random_numbers(mesh.world.rank, mesh.world.size)
-            began = resumed.began
-            used = resumed.seconds if not restarts else max(resumed.seconds, time.time() - began)
-            if used >= deadline.seconds and not restarts:
+            if resumed.seconds >= deadline.seconds and not restarts:
                 raise ConfigError(
-                    f"bab.resume: the run has used {used:.0f} s; a larger bab.timeout lets it go on"
+                    f"bab.resume: {resumed.seconds:.0f} s are used up; a larger bab.timeout lets it go on"
                 )
-            deadline.spend(used)
+            deadline.spend(resumed.seconds)
         keeper = None
         if config.bab.checkpoint is not None and problem.fingerprint is not None:
             path = mesh.world.first(lambda: Path(config.bab.checkpoint or "").absolute())
-            own = resumed is not None and resumed.path == path
-            keeper = CheckpointKeeper(config, path, mesh, problem.fingerprint, deadline, began, own)
+            own = resumed is not None and os.path.realpath(resumed.path) == os.path.realpath(path)
+            keeper = CheckpointKeeper(config, path, mesh, problem.fingerprint, deadline, own)
         return cls(keeper, resumed, restarts)
 
     def go_to(self, steps: Sequence[Step], outcome: Outcome) -> int:
@@ -318,11 +348,11 @@ def _named(named: str | None, kept: str | None, fingerprint: Mapping[str, str]) 
     if kept is not None and Path(kept).exists():
         try:
             saved = read(Path(kept).absolute())
-            Resumed(saved, fingerprint)
+            if Resumed(saved, fingerprint).run == _run_id():
+                return saved
+            _log.warning("not resumed: %s is of an earlier run; bab.resume goes on with it", kept)
         except LoadError as error:
-            _log.warning("begun anew: %s", error)
-        else:
-            return saved
+            _log.warning("not resumed: %s", error)
     if named is None:
         return None
     saved = read(Path(named).absolute())

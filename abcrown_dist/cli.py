@@ -20,7 +20,7 @@ from types import FrameType
 
 from abcrown_dist.config import Config, load_config
 from abcrown_dist.config.plan_request import COMMAND, parse_plan
-from abcrown_dist.util.errors import VerifierError, describe, exit_code
+from abcrown_dist.util.errors import ConfigError, LoadError, VerifierError, describe, exit_code
 
 INTERRUPTED, TERMINATED = 130, 143
 PREPARE = "prepare"
@@ -104,6 +104,10 @@ def _run_as_rank(words: Sequence[str], start: float) -> int:
         return run(config, start, world, store)
     except FirstRankFailed as failed:
         return failed.exit_code  # rank 0 says why
+    except (ConfigError, LoadError) as error:
+        if world.rank > 0:  # so it does here: all ranks have found the same
+            return error.exit_code
+        raise
 
 
 class Terminated(BaseException):

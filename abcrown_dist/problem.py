@@ -20,6 +20,7 @@ from abcrown_dist.graph.aten import unsupported
 from abcrown_dist.graph.cache import GraphCache, default_folder
 from abcrown_dist.graph.ir import Graph
 from abcrown_dist.graph.load_onnx import LoadedModel, load_onnx
+from abcrown_dist.graph.stored import Unstorable, digest
 from abcrown_dist.parallel.group import ALONE, Group
 from abcrown_dist.parallel.launch import World, local_device
 from abcrown_dist.parallel.mesh import Mesh, degrees
@@ -27,6 +28,7 @@ from abcrown_dist.plan.choose import choose
 from abcrown_dist.relax import REGISTRY
 from abcrown_dist.spec.property import Property, Witness
 from abcrown_dist.spec.vnnlib1 import check_sizes, load_vnnlib
+from abcrown_dist.util.errors import LoadError
 from abcrown_dist.weights.adjoint import check_adjoints
 from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.fsdp import without_values
@@ -63,7 +65,7 @@ def load(config: Config, instance: Instance, group: Group = ALONE) -> Problem:
     if group.size == 1:
         model, prop = read_instance(config, instance)
         problem = prepare(config, model, prop, _confirmer(instance, model, prop, group))
-        return dataclasses.replace(problem, fingerprint=_fingerprint(config, instance))
+        return dataclasses.replace(problem, fingerprint=_fingerprint(config, instance, model))
     mine: list[LoadedModel] = []
     device = _device(config)
 
@@ -76,7 +78,7 @@ def load(config: Config, instance: Instance, group: Group = ALONE) -> Problem:
         shards, _ = degrees(settled.parallel, group.size)
         settled = choose(settled, model.graph, prop, shards, device, can_bound=can_bound)
         bare = dataclasses.replace(model, graph=without_values(model.graph))
-        return bare, prop, settled, _fingerprint(config, instance)
+        return bare, prop, settled, _fingerprint(config, instance, model)
 
     model, prop, config, fingerprint = group.first(read)
     mesh = Mesh.of(group, config.parallel)
@@ -164,11 +166,20 @@ def read_instance(config: Config, instance: Instance) -> tuple[LoadedModel, Prop
     return load_network(instance.model, config.model.input_shape, lower, upper), prop
 
 
-def _fingerprint(config: Config, instance: Instance) -> Mapping[str, str] | None:
-    """Digests by which a checkpoint knows its network and property; None where there is none."""
+def _fingerprint(config: Config, instance: Instance, model: LoadedModel) -> Mapping[str, str] | None:
+    """Digests by which a checkpoint knows its network and property; None where there is none.
+
+    The network is known by what was made of it: its weights may lie in files of their own.
+
+    Raises:
+        LoadError: the network has no digest, or the property cannot be read.
+    """
     if config.bab.checkpoint is None and config.bab.resume is None:
         return None
-    return {"network": hash_file(instance.model), "property": hash_file(instance.property)}
+    try:
+        return {"network": digest(model), "property": hash_file(instance.property)}
+    except Unstorable as error:
+        raise LoadError(f"{instance.model}: checkpoints cannot tell this network: {error}") from None
 
 
 def _cache(config: Config) -> GraphCache | None:

@@ -58,15 +58,16 @@ def decide(
     steps = plan(config, problem.weights, problem.prop, can_bound=not problem.missing)
     keeping = Keeping.of(config, problem, deadline)
     flow = Flow(config, problem, deadline, progress, outcome, keeping)
-    for number in range(keeping.go_to(steps, outcome), len(steps)):
-        deadline.check()
-        if not outcome.open:
-            break
-        witness = flow.take(steps[number], number)
-        if witness is not None:
-            outcome.verdict, outcome.witness = Verdict.SAT, witness
-            outcome.reason = "counterexample confirmed"
-            break
+    with alarm(deadline):  # once more: an earlier run may have used up some of the time
+        for number in range(keeping.go_to(steps, outcome), len(steps)):
+            deadline.check()
+            if not outcome.open:
+                break
+            witness = flow.take(steps[number], number)
+            if witness is not None:
+                outcome.verdict, outcome.witness = Verdict.SAT, witness
+                outcome.reason = "counterexample confirmed"
+                break
     if outcome.witness is None:
         _conclude(problem, deadline, outcome)
     if outcome.verdict is not Verdict.UNKNOWN:

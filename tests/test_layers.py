@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
         *("report", "spec", "util"),
     },
     "plan": {"bab", "bounds", "config", "graph", "options", "spec", "util", "weights"},
-    "problem": {"attack", "bab", "config", "graph", "parallel", "plan", "relax", "spec", "weights"},
+    "problem": {"attack", "bab", "config", "graph", "parallel", "plan", "relax", "spec", "util", "weights"},
     "api": {
         *("attack", "bounds", "config", "graph", "problem", "relax"),
         *("report", "spec", "util", "verify", "weights"),

@@ -101,7 +101,7 @@ class Crew:
             depth=int(max(row.depth for row in each)),
             memory=int(sum(row.memory for row in rows)),
             batch=int(min(row.batch for row in rows)),
-            candidates=int(sum(row.candidates for row in each)),
+            candidates=int(sum(row.candidates for row in rows)),
             late=any(row.late for row in rows),
             due=any(row.due for row in rows),
         )

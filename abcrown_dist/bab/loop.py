@@ -217,7 +217,7 @@ class Loop:
         else:
             best = missing.argsort(stable=True)[:self.probe.most]
         if tried is not None and len(best):
-            self.own.candidates += self.probe.descend(tried.select(best)).promising()
+            self._look(lambda: self.probe.descend(tried.select(best)))
 
     def _examine(self, leaves: Domains) -> None:
         """Decide leaves; those that nothing can decide are given up."""
@@ -236,11 +236,22 @@ class Loop:
         if len(left):
             domains = leaves.select(left)
             self.own.given_up |= set(domains.goal.tolist())
-            tried = self.probe.measure(self._disjuncts(domains), examined.points[left])
-            self.own.candidates += tried.promising()
-            if not self.settings.forced:  # whose points were tried would depend on the ranks
-                nearest = tried.missing.argsort(stable=True)[: self.probe.most]
-                self.own.candidates += self.probe.descend(tried.select(nearest)).promising()
+            tried = self._look(lambda: self.probe.measure(self._disjuncts(domains), examined.points[left]))
+            if tried is not None and not self.settings.forced:  # what is tried must not depend on ranks
+                nearest = tried.select(tried.missing.argsort(stable=True)[: self.probe.most])
+                self._look(lambda: self.probe.descend(nearest))
+
+    def _look(self, work: Callable[[], Tried]) -> Tried | None:
+        """Try points; where memory is short, the search does without."""
+        try:
+            tried = work()
+        except Exception as error:
+            if not is_out_of_memory(error) or self.splitter.weights.group.size > 1:
+                raise
+            _log.warning("out of memory: points are not tried as counterexamples")
+            return None
+        self.own.candidates += tried.promising()
+        return tried
 
     def _note(self, refuted: Domains) -> None:
         margins = self.own.margins

@@ -69,6 +69,16 @@ def write_model(stream: BinaryIO, model: LoadedModel, extra: Mapping[str, Any]) 
     return digest.hexdigest()
 
 
+def digest(model: LoadedModel) -> str:
+    """Hexadecimal SHA-256 of all that a network computes: the same for equal models, wherever they come from.
+
+    Raises:
+        Unstorable: see `write_model`.
+    """
+    memory = {key: _memory(key, value) for key, value in model.graph.constants.items()}
+    return hashlib.sha256(json.dumps(_structure(model, memory)).encode()).hexdigest()
+
+
 def read_model(stream: BinaryIO) -> Stored:
     """Read what `write_model` wrote: bit for bit the same constants, in the same memory layout.
 

@@ -100,6 +100,11 @@ class Group:
                 f"(parallel.timeout {self.timeout:g} s): {describe(error)}"
             ) from error
 
+    def warm_up(self, device: torch.device) -> None:
+        """Form NCCL's communicator: the first messages between some ranks alone would wait for the others."""
+        if self.fused and self.size > 1:
+            self.total(torch.zeros(1, device=device))
+
     @contextmanager
     def timed(self) -> Iterator[None]:
         """`together`, its time counted as waiting."""

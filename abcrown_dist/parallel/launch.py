@@ -152,7 +152,9 @@ def start_group(world: World, store: Any, device: torch.device, backend: str, ti
             store=dist.PrefixStore("group", store), rank=world.rank, world_size=world.size,
             timeout=timedelta(seconds=timeout),
         )  # fmt: skip
-    return Group(world.rank, world.size, dist.group.WORLD, timeout, fused)
+    group = Group(world.rank, world.size, dist.group.WORLD, timeout, fused)
+    group.warm_up(device)
+    return group
 
 
 def local_device(device: torch.device, world: World) -> torch.device:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import cache
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
 from abcrown_dist.config.schema import Parallel
@@ -109,4 +110,6 @@ def _own(world: Group, parts: list[range]) -> Group:
             handle = dist.new_group(list(part), timeout=timedelta(seconds=world.timeout))
             if world.rank in part:
                 found = replace(world, rank=part.index(world.rank), size=len(part), handle=handle)
+    if world.fused:
+        found.warm_up(torch.device("cuda", torch.cuda.current_device()))
     return found

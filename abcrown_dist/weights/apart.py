@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from abcrown_dist.graph.ir import Node
-from abcrown_dist.parallel.group import ALONE, Pending
+from abcrown_dist.parallel.group import ALONE, Pending, RankLost
+from abcrown_dist.util.errors import describe
 from abcrown_dist.weights.base import AllNeurons, Weights
 from abcrown_dist.weights.fsdp import ShardedWeights, forget
 from abcrown_dist.weights.maps import AffineMap, build_map
@@ -138,7 +139,6 @@ class _Meeting:
         current = early or self._empty(number)
         ahead = None if following is None else self._empty(self._code(following, dtype))
         self._serve(number, early is not None, current, ahead)
-        current.wait()
         return {
             key: buffer[: self._base.shards[key].count].view(self._base.shards[key].shape)
             for key, buffer in current.buffers.items()
@@ -157,6 +157,15 @@ class _Meeting:
         follows = _NOTHING if ahead is None else ahead.number
         own = torch.tensor([number, int(here), follows])
         asked = self._group.gather_all(own).tolist()
+        try:
+            self._fulfil(asked, current, ahead)
+        except Exception as error:
+            # The others count on this rank now. Whatever it is, memory too, it ends them all.
+            raise RankLost(f"rank {self._group.rank}: gathering weights failed: {describe(error)}") from error
+        return any(wanted != _NOTHING for wanted, _, _ in asked)
+
+    def _fulfil(self, asked: list[list[int]], current: _Fetched | None, ahead: _Fetched | None) -> None:
+        """Send and gather what the ranks have asked for, and wait for what this one needs now."""
         wanting: dict[int, list[int]] = {}
         for rank, (wanted, has_it, _) in enumerate(asked):
             if wanted != _NOTHING and not has_it:
@@ -168,10 +177,11 @@ class _Meeting:
                 self._gather(mine)
             else:
                 self._send(wanted, ranks, mine)
-        if ahead is not None and all(next_one == follows for _, _, next_one in asked):
+        if ahead is not None and all(next_one == ahead.number for _, _, next_one in asked):
             self._gather(ahead)
             self._early = ahead
-        return any(wanted != _NOTHING for wanted, _, _ in asked)
+        if current is not None:
+            current.wait()
 
     def _gather(self, into: _Fetched) -> None:
         """All ranks want the same: start the gather that they would have used in step."""
