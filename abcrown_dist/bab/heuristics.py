@@ -20,6 +20,7 @@ from torch import Tensor
 
 from abcrown_dist.bab.domains import pad_last
 from abcrown_dist.bab.neurons import Neurons
+from abcrown_dist.bab.slices import best
 from abcrown_dist.bounds.backward import concretize, sweep
 from abcrown_dist.bounds.beta import Problem, impose
 from abcrown_dist.bounds.rules import relaxed_forward
@@ -74,19 +75,20 @@ class Chooser:
 
     def __init__(self, neurons: Neurons, branching: Branching) -> None:
         self.neurons, self.weights, self.branching = neurons, neurons.weights, branching
+        self.steady = neurons.everywhere  # the same on any number of ranks
         self.biases = {source: _bias(neurons.weights, source) for source in neurons.offset}
 
     def choose(self, rows: Rows, count: int) -> Tensor:
         """The best `count` neurons (B, count) of every domain, all different; each has that many free."""
         babsr, gap = self.score(rows)
         if self.branching.method == "babsr":
-            return babsr.topk(count, dim=1).indices
+            return best(babsr, count, self.steady)
         wanted = min(max(self.branching.candidates, count), babsr.shape[1])
-        listed = torch.stack([score.topk(wanted, dim=1).indices for score in (babsr, gap)], dim=2).flatten(1)
+        listed = torch.stack([best(score, wanted, self.steady) for score in (babsr, gap)], dim=2).flatten(1)
         value = self._by_bounds(rows, listed).nan_to_num(neginf=-1e300)  # what is free comes first
         value.masked_fill_(~rows.free.gather(1, listed), -torch.inf)
         value.masked_fill_(_repeated(listed), -torch.inf)
-        return listed.gather(1, value.topk(count, dim=1).indices)
+        return listed.gather(1, best(value, count, self.steady))
 
     def score(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Both scores (B, neurons), greater is better; -inf where a neuron is not free."""

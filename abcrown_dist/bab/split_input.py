@@ -18,7 +18,7 @@ from abcrown_dist.bab.domains import Domains, child_ident, concatenate
 from abcrown_dist.bab.flat import flat, flat_points, flat_rows
 from abcrown_dist.bab.goals import Goals
 from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite, verdicts
-from abcrown_dist.bab.slices import slices
+from abcrown_dist.bab.slices import best, slices
 from abcrown_dist.bab.splitter import Bounded, Branched, Examined, by_levels, joined
 from abcrown_dist.bounds import alpha
 from abcrown_dist.bounds.backward import LinearBound, Start, back_substitute, concretize
@@ -123,7 +123,8 @@ class InputSplitter:
         score = score.nan_to_num(nan=0.0).masked_fill(~wide[count > 0], -torch.inf)
         domains = replace(domains, state={**domains.state, "score": score})  # children get their own
         parts = by_levels(domains, count[count > 0], levels)
-        children = [_halves(part, part.state["score"].topk(often, dim=1).indices) for part, often in parts]
+        steady = self.settings.slice is not None
+        children = [_halves(part, best(part.state["score"], often, steady)) for part, often in parts]
         return Branched(concatenate(children), leaves)
 
     def examine(self, leaves: Domains) -> Examined:
@@ -171,7 +172,7 @@ class InputSplitter:
             stays_finite(weights, relaxed, self.largest)[:, None],
         )
         margin, error = judge.weigh(bounds)
-        best, row = margin.nan_to_num(nan=-torch.inf).max(1)
+        most, row = margin.nan_to_num(nan=-torch.inf).max(1)
         every = torch.arange(count, device=row.device)
         points = {
             name: part.expand(count, *part.shape[1:])[every, row]
@@ -186,7 +187,7 @@ class InputSplitter:
         state = {"lower": lower, "upper": upper, "score": weight * (upper - lower), "sane": judge.sane}
         return Bounded(
             # What was shown of the parent holds in its parts.
-            replace(domains, margin=torch.maximum(domains.margin, best), state=state),
+            replace(domains, margin=torch.maximum(domains.margin, most), state=state),
             *verdicts(margin, error),
             flat_points(weights, box, points, count),
         )

