@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The console script is written last by pip: it stands for a finished installation.
 INSTALLED := $(BIN)/abcrown-dist
 
-.PHONY: install test test-all test-huge check benchmark benchmark-sharding standin clean
+.PHONY: install test test-all test-huge check benchmark benchmark-sharding standin stress clean
 
 install: $(INSTALLED)
 
@@ -24,6 +24,10 @@ test-all: $(INSTALLED)
 # Widths of the sharding benchmark; the better part of an hour on two cores.
 test-huge: $(INSTALLED)
 	$(BIN)/python -m pytest -m huge
+
+# Random runs of the program on several ranks, a tenth of which lose one: half an hour. RUNS=20 SEED=7: fewer, others.
+stress: $(INSTALLED)
+	$(BIN)/python -m tests.stress.stress --runs $(or $(RUNS),200) --seed $(or $(SEED),0)
 
 # Style, types, and the direction of imports.
 check: $(INSTALLED)

@@ -222,7 +222,7 @@ def test_forced_ranks_do_the_work_of_one(pools: Pools, trials: dict[str, Trial],
     for index, trial in enumerate(each):
         found = [rank[index] for rank in told]
         # Boxes are cut where bounds say so: what differs in one goes on in its parts.
-        assert_same_work(found, layout, alone(trial, layout.mode), 1e-5 if INPUTS[1] in trial.words else 1e-6)
+        assert_same_work(found, layout, alone(trial, layout.mode), 1e-5 if INPUTS[2] in trial.words else 1e-6)
         for finished in found:
             if finished.verdict == "sat":
                 assert_violates(trial, finished)
