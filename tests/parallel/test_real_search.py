@@ -32,8 +32,7 @@ INSTANCES = {
                ("--pgd_order", "skip", "--no_incomplete", "--bab.branching.input_split.batch_size", "64",
                 "--max_iterations", "6")),
 }  # fmt: skip
-LAYOUTS = [Layout("none", 1, 2), Layout("none", 1, 4), Layout("fsdp", 2, 1), Layout("fsdp", 2, 2),
-           Layout("tp", 2, 1), Layout("tp", 2, 2)]  # fmt: skip
+LAYOUTS = [Layout("none", 1, 2), Layout("none", 1, 4), Layout("fsdp", 2, 2), Layout("tp", 2, 2)]
 
 
 @cache
