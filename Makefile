@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The console script is written last by pip: it stands for a finished installation.
 INSTALLED := $(BIN)/abcrown-dist
 
-.PHONY: install test test-all test-huge check benchmark benchmark-sharding standin stress clean
+.PHONY: install test test-all test-huge check benchmark benchmark-sharding benchmark-bab standin stress clean
 
 install: $(INSTALLED)
 
@@ -45,6 +45,10 @@ benchmark: $(INSTALLED)
 # SHARDING="--quick" takes two minutes.
 benchmark-sharding: $(INSTALLED)
 	$(BIN)/python benchmarks/sharding.py $(SHARDING)
+
+# Branch and bound on P = 1, 2, 4 ranks; needs cores that nothing else uses. BAB="--quick" takes two minutes.
+benchmark-bab: $(INSTALLED)
+	$(BIN)/python benchmarks/bab_scaling.py $(BAB)
 
 # The network and property of configs/cifar100_resnet_large_standin.yaml.
 standin: $(INSTALLED)

@@ -167,7 +167,9 @@ class Crew:
             return False
         fair = _fair(min(total, batch), size)
         missing = max(want - have for want, have in zip(fair, open, strict=True))
-        idle = missing > self.imbalance * max(fair)
+        # A round must take something, however much imbalance is put up with.
+        nothing = not any(min(want, have) for want, have in zip(fair, open, strict=True))
+        idle = nothing or missing > self.imbalance * max(fair)
         return idle or max(open) - min(open) > batch + self.imbalance * total / size
 
     def _hand_over(

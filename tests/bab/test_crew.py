@@ -168,9 +168,18 @@ def test_the_members_of_a_copy_count_once(pools: Pools) -> None:
     rows = [first, dataclasses.replace(first, batch=8), dataclasses.replace(second, late=True), second]
     for rank, (state, everyone, dealt) in enumerate(pools(4).run(crew_jobs.agreed, rows, TP)):
         assert state.holders == (3, 7) and state.open == 10
-        assert (state.visited, state.verified, state.candidates) == (12, 4, 1)
+        assert (state.visited, state.verified) == (12, 4)
+        assert state.candidates == sum(row.candidates for row in rows)  # of anybody: all must clear theirs
         assert (state.worst, state.depth) == (-0.5, 7)
         assert state.memory == 2 * (100 + 50)  # each keeps its own part of every domain
         assert (state.batch, state.late, state.due) == (8, True, True)  # whichever rank it is
         assert everyone == [("item", 1, 0)]
         assert dealt == list(range(rank // 2, 10, 2))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_round_takes_something(pools: Callable[[int], Pool], size: int) -> None:
+    """One domain on the last rank, whose part of a batch of one is nothing, with any imbalance allowed."""
+    held = [[] for _ in range(size - 1)] + [[(0.0, 7)]]
+    told = pools(size).run(crew_jobs.rounds, held, 1, False, NONE, 10.0)
+    assert [len(part) for rank in told for part in rank].count(1) == 1
