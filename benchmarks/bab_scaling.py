@@ -107,7 +107,7 @@ def run(job: Job, size: int, limit: float) -> list[Figures]:
 
 
 def _end(group: subprocess.Popen[str]) -> None:
-    """Stop a group that is still running: torchrun takes its ranks along if it is asked to end."""
+    """Stop a group that still runs. torchrun takes its ranks along when asked to end, not when killed."""
     if group.poll() is None:
         group.terminate()
         try:

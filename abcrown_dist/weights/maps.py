@@ -30,7 +30,7 @@ from abcrown_dist.graph.ir import Graph, Node
 from abcrown_dist.util.light_autograd import plain_shapes
 from abcrown_dist.weights.terms import longest_sum
 
-_NARROW = 16  # columns of a product
+_NARROW = 12  # columns of a product
 _BLOCK = 1 << 22  # entries of a changed weight at once
 
 

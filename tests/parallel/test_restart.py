@@ -263,7 +263,7 @@ def test_time_that_was_used_counts(folder: Path, trials: dict[str, Trial]) -> No
         cut = flow.run(trial.model, trial.prop, *trial.words, *kept(folder), deadline=slow)
     assert cut.verdict is Verdict.TIMEOUT
     for seconds in (20, 50):
-        with pytest.raises(ConfigError, match=r"has used 5[0-9] s; a larger bab\.timeout lets it go on"):
+        with pytest.raises(ConfigError, match=r"5[0-9] s are used up; a larger bab\.timeout lets it go on"):
             flow.run(trial.model, trial.prop, *trial.words, *resume(folder), deadline=flow.Deadline(seconds))
     enough = flow.Deadline(120)
     found = flow.run(trial.model, trial.prop, *trial.words, *resume(folder), deadline=enough)
