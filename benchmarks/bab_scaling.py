@@ -114,7 +114,7 @@ def _end(group: subprocess.Popen[str]) -> None:
             group.communicate(timeout=_GRACE)
         except subprocess.TimeoutExpired:
             group.kill()
-            group.communicate()
+            group.wait()  # its ranks may still hold the pipe
 
 
 def reason(errors: str) -> str:
