@@ -340,7 +340,7 @@ def test_three_deaths(folder: Path, trials: dict[str, Trial]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["none", "tp"])
+@pytest.mark.parametrize("mode", ["none", pytest.param("tp", marks=pytest.mark.huge)])
 def test_a_death_before_the_first_checkpoint(folder: Path, trials: dict[str, Trial], mode: str) -> None:
     words = [*words_of(trials["neurons"], mode), "--checkpoint", CHECKPOINT]
     ended = restarting(folder, fated(folder, DIES, 3), words)

@@ -32,6 +32,7 @@ LAYOUTS = [
     Layout("none", 1, 4),
     *(Layout(mode, *degrees) for mode in ("fsdp", "tp") for degrees in DEGREES),
 ]
+LONG = (Layout("tp", 1, 4), Layout("fsdp", 1, 4))  # nobody shares weights: the same as none-1x4
 QUICK = (Layout("none", 1, 2), Layout("fsdp", 1, 2))  # the others wait for each other most of the time
 FORCED = ("--bab.force_synchronous", "true")
 SMALL = (
@@ -185,9 +186,12 @@ def assert_violates(trial: Trial, found: Finished) -> None:
 
 
 def marked(layouts: Sequence[Layout]) -> list[Any]:
-    return [
-        pytest.param(each, id=str(each), marks=() if each in QUICK else pytest.mark.slow) for each in layouts
-    ]
+    """What waits at every layer, four ranks on few cores, is left to `make test-huge`."""
+    found = []
+    for each in layouts:
+        hard = pytest.mark.huge if each.shards == 4 or each in LONG else pytest.mark.slow
+        found.append(pytest.param(each, id=str(each), marks=() if each in QUICK else hard))
+    return found
 
 
 def suited(trials: dict[str, Trial], layout: Layout) -> list[Trial]:
