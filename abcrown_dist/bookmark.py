@@ -41,9 +41,7 @@ from abcrown_dist.weights.base import Weights
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _ROUNDS, _RNG = "rounds", "rng"
-_REAL = ("seconds", "worst")
 INPUTS, NEURONS = "inputs", "neurons"
-_COLUMNS = ("seconds", "number", "open", "verified", "visited", "worst", "depth", "memory")
 
 
 @dataclass
@@ -362,20 +360,16 @@ def _named(named: str | None, kept: str | None, fingerprint: Mapping[str, str]) 
 
 def _holders(mesh: Mesh) -> list[list[int]]:
     """Ranks that hold the same domains, in the order of holders."""
-    each = mesh.world.size // mesh.domains.size
+    each = mesh.alike
     return [list(range(first, first + each)) for first in range(0, mesh.world.size, each)]
 
 
 def _round_rows(rounds: Sequence[Round]) -> Tensor:
-    """(rounds, 8) float64: all numbers of a round."""
-    rows = [[float(getattr(item, name)) for name in _COLUMNS] for item in rounds]
-    return torch.tensor(rows, dtype=torch.float64).reshape(-1, len(_COLUMNS))
+    """(rounds, numbers of a round) float64."""
+    rows = [dataclasses.astuple(item) for item in rounds]
+    return torch.tensor(rows, dtype=torch.float64).reshape(len(rows), len(dataclasses.fields(Round)))
 
 
 def _rounds(rows: Tensor) -> list[Round]:
-    found = []
-    for row in rows.tolist():
-        values = dict(zip(_COLUMNS, row, strict=True))
-        whole: dict[str, Any] = {name: int(value) for name, value in values.items() if name not in _REAL}
-        found.append(Round(**{name: values[name] for name in _REAL}, **whole))
-    return found
+    kinds = [{"float": float, "int": int}[str(item.type)] for item in dataclasses.fields(Round)]
+    return [Round(*(kind(v) for kind, v in zip(kinds, row, strict=True))) for row in rows.tolist()]

@@ -27,6 +27,7 @@ from abcrown_dist.outcome import Outcome
 from abcrown_dist.parallel.clock import AgreedDeadline
 from abcrown_dist.parallel.group import ALONE, Group
 from abcrown_dist.parallel.launch import World, check_world, local_device, start_group, stop_group
+from abcrown_dist.parallel.mesh import degrees
 from abcrown_dist.plan.choose import make_plan
 from abcrown_dist.plan.text import print_plan
 from abcrown_dist.problem import Instance, check, read_instance
@@ -138,10 +139,7 @@ def show_plan(config: Config, request: PlanRequest) -> int:
     named = config.general.device
     absent = named.startswith("cuda") and request.device_memory is not None  # need not be on this machine
     device = torch.device(named) if absent else resolve_device(named)
-    domain = config.parallel.domain
-    shards = request.world_size // domain if isinstance(domain, int) else request.world_size
-    if isinstance(domain, int) and shards * domain != request.world_size:
-        raise ConfigError(f"--world-size {request.world_size} is no multiple of parallel.domain {domain}")
+    shards, _ = degrees(dataclasses.replace(config.parallel, mode="auto", shards="auto"), request.world_size)
     plan = make_plan(
         config, model.graph, prop, shards, device,
         device_memory=request.device_memory, can_bound=not unsupported(model.graph, REGISTRY),

@@ -28,7 +28,6 @@ from abcrown_dist.bab.checkpoint_files import (
     Damaged,
     discard,
     hash_file,
-    hash_rest,
     new_file,
     open_regular,
     os_reason,
@@ -37,6 +36,7 @@ from abcrown_dist.bab.checkpoint_files import (
     write_tensors,
 )
 from abcrown_dist.parallel.group import Group
+from abcrown_dist.util.digest import hash_stream
 from abcrown_dist.util.errors import ConfigError, LoadError
 
 __all__ = ["FORMAT", "Checkpoint", "Part", "Saved", "hash_file", "read"]
@@ -218,7 +218,7 @@ class Saved:
                 size = os.fstat(stream.fileno()).st_size
                 if size < listed.bytes:
                     raise self.spoilt(rank, f"is cut off ({size} of {listed.bytes} bytes)")
-                if size > listed.bytes or hash_rest(stream) != listed.sha256:
+                if size > listed.bytes or hash_stream(stream) != listed.sha256:
                     raise self.spoilt(rank, "is damaged")
         except FileNotFoundError:
             raise LoadError(

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Protocol
 import torch
 from torch import Tensor
 
+from abcrown_dist.util.digest import hash_stream
 from abcrown_dist.util.errors import LoadError
 
 MAGIC = b"abcrown_dist part\n"
@@ -56,17 +57,9 @@ def hash_file(path: str | Path) -> str:
     """
     try:
         with open_regular(path) as stream:
-            return hash_rest(stream)
+            return hash_stream(stream)
     except (OSError, ValueError) as error:  # a name may hold what no name of a file does
         raise LoadError(f"cannot read '{path}': {os_reason(error)}") from None
-
-
-def hash_rest(stream: BinaryIO) -> str:
-    """Hexadecimal SHA-256 of what is left in `stream`."""
-    digest = hashlib.sha256()
-    while block := stream.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def os_reason(error: BaseException) -> str:

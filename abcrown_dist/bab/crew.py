@@ -50,23 +50,10 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """What all ranks know after a round: sums and extremes of `Status`, and open domains by holder."""
+class Agreement(Status):
+    """What all ranks know after a round: sums and extremes of what each tells, and open domains by holder."""
 
-    holders: tuple[int, ...]
-    worst: float
-    visited: int
-    verified: int
-    depth: int
-    memory: int
-    batch: int
-    candidates: int
-    late: bool
-    due: bool
-
-    @property
-    def open(self) -> int:
-        return sum(self.holders)
+    holders: tuple[int, ...] = ()
 
 
 class Crew:
@@ -90,11 +77,11 @@ class Crew:
         values = [float(value) for value in dataclasses.astuple(own)]
         told = self.mesh.world.gather_all(torch.tensor(values, dtype=torch.float64))
         rows = [Status(*row) for row in told.tolist()]
-        # Ranks that hold the same domains count once: those of the first rank of each copy.
-        copies = self.mesh.world.size // self.group.size
-        each = rows[::copies]
+        # Ranks that hold the same domains count once.
+        each = rows[:: self.mesh.alike]
+        holders = tuple(int(row.open) for row in each)
         return Agreement(
-            holders=tuple(int(row.open) for row in each),
+            open=sum(holders),
             worst=min(row.worst for row in each),
             visited=int(sum(row.visited for row in each)),
             verified=int(sum(row.verified for row in each)),
@@ -104,6 +91,7 @@ class Crew:
             candidates=int(sum(row.candidates for row in rows)),
             late=any(row.late for row in rows),
             due=any(row.due for row in rows),
+            holders=holders,
         )
 
     def everyone(self, own: Sequence[Any]) -> list[Any]:

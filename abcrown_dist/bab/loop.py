@@ -55,13 +55,20 @@ class _Own:
 
 
 @dataclass(frozen=True)
+class _Open:
+    """Domains that bounds leave open, and their minimisers, tried as counterexamples."""
+
+    domains: Domains
+    points: Tried
+
+
+@dataclass(frozen=True)
 class _Stretch:
-    """A batch's leaves, and its children: bounded, those that stay open, and their minimisers as tried."""
+    """A batch's leaves and its children, where there are any: all of them, and those that stay open."""
 
     leaves: Domains
     bounded: Bounded | None = None
-    open: Domains | None = None
-    tried: Tried | None = None
+    tried: _Open | None = None
 
 
 class Loop:
@@ -158,8 +165,9 @@ class Loop:
         if batch is not None and len(batch):
             stretch = self._attempt(batch, levels, lambda: self._bound(branch()))
         finish(self.splitter.weights)
-        tried = None if stretch is None else self._settle(stretch)
-        self._descend(tried, stretch)
+        if stretch is not None:
+            self._settle(stretch)
+        self._descend(stretch)
         if stretch is not None and len(stretch.leaves):
             self._examine(stretch.leaves)
         finish(self.splitter.weights)
@@ -187,37 +195,39 @@ class Loop:
             return _Stretch(branched.leaves)
         bounded = self.splitter.bound(branched.children)
         left = torch.nonzero(~bounded.proven).flatten()
-        open = bounded.domains.select(left)
-        tried = self.probe.measure(self._disjuncts(open), bounded.points[left]) if len(left) else None
-        return _Stretch(branched.leaves, bounded, open, tried)
+        if not len(left):
+            return _Stretch(branched.leaves, bounded)
+        domains = bounded.domains.select(left)
+        points = self.probe.measure(self._disjuncts(domains), bounded.points[left])
+        return _Stretch(branched.leaves, bounded, _Open(domains, points))
 
-    def _settle(self, stretch: _Stretch) -> Tried | None:
+    def _settle(self, stretch: _Stretch) -> None:
         """Drop what is refuted, and keep the rest."""
-        bounded, open = stretch.bounded, stretch.open
-        if bounded is None or open is None:
-            return None
+        bounded = stretch.bounded
+        if bounded is None:
+            return
         self.own.visited += len(bounded.proven)
         self.own.verified += int(bounded.proven.sum())
         self.own.depth = int(bounded.domains.depth.max())
         self._note(bounded.domains.select(bounded.proven))
-        self.store.insert(open)
         if stretch.tried is not None:
-            self.own.candidates += stretch.tried.promising()
-        return stretch.tried
+            self.store.insert(stretch.tried.domains)
+            self.own.candidates += stretch.tried.points.promising()
 
-    def _descend(self, tried: Tried | None, stretch: _Stretch | None) -> None:
+    def _descend(self, stretch: _Stretch | None) -> None:
         """Look for counterexamples near the likeliest points of this rank, or of all ranks if forced."""
         if self.rounds >= _EARLY and self.rounds % _SELDOM:
             return
         missing, ident = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
-        if tried is not None and stretch is not None and stretch.open is not None:
-            missing, ident = tried.missing, stretch.open.ident
+        tried = None if stretch is None else stretch.tried
+        if tried is not None:
+            missing, ident = tried.points.missing, tried.domains.ident
         if self.settings.forced:
             best = self.crew.best(missing, ident, self.probe.most)
         else:
-            best = missing.argsort(stable=True)[:self.probe.most]
+            best = missing.argsort(stable=True)[: self.probe.most]
         if tried is not None and len(best):
-            self._look(lambda: self.probe.descend(tried.select(best)))
+            self._look(lambda: self.probe.descend(tried.points.select(best)))
 
     def _examine(self, leaves: Domains) -> None:
         """Decide leaves; those that nothing can decide are given up."""

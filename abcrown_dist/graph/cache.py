@@ -28,6 +28,7 @@ from abcrown_dist import __version__
 from abcrown_dist.graph.load_onnx import LoadedModel, check_box, find_difference, load_onnx, not_finite_note
 from abcrown_dist.graph.onnx_file import Port, external_files
 from abcrown_dist.graph.stored import Stored, Unstorable, Unusable, read_model, write_model
+from abcrown_dist.util.digest import hash_stream
 from abcrown_dist.util.errors import LoadError
 
 FORMAT = 1
@@ -227,11 +228,8 @@ def _version(package: str) -> str:
 def _file_digest(path: Path) -> str:
     if not path.is_file():  # a pipe or a device might never end
         raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
-    digest = hashlib.sha256()
     with open(path, "rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hash_stream(stream)
 
 
 def _digests(path: Path, names: Iterable[str]) -> dict[str, str] | None:

@@ -59,12 +59,10 @@ class Pending:
         Raises:
             RankLost: another rank did not join in.
         """
-        begun = time.perf_counter()
-        with self._group.together():
+        with self._group.timed():
             for work in self._works:
                 work.wait()
         self._works = ()
-        self._group.traffic.seconds += time.perf_counter() - begun
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,11 @@ class Mesh:
         weights, across = _subgroups(world, shards)
         return cls(world, weights, across, across if parallel.mode == "tp" else world)
 
+    @property
+    def alike(self) -> int:
+        """How many consecutive ranks hold the same domains."""
+        return self.world.size // self.domains.size
+
     def together(self, work: Callable[[], T]) -> list[T]:
         """The small picklable result of `work` by each copy of the weights, in their order, on every rank.
 

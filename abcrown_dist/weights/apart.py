@@ -139,10 +139,7 @@ class _Meeting:
         current = early or self._empty(number)
         ahead = None if following is None else self._empty(self._code(following, dtype))
         self._serve(number, early is not None, current, ahead)
-        return {
-            key: buffer[: self._base.shards[key].count].view(self._base.shards[key].shape)
-            for key, buffer in current.buffers.items()
-        }
+        return {key: self._base.shards[key].whole(buffer) for key, buffer in current.buffers.items()}
 
     def finish(self) -> None:
         """Serve until nobody wants anything."""
@@ -186,9 +183,7 @@ class _Meeting:
     def _gather(self, into: _Fetched) -> None:
         """All ranks want the same: start the gather that they would have used in step."""
         for key, buffer in into.buffers.items():
-            size = buffer.numel() // self._group.size
-            ends = [size * rank for rank in range(self._group.size + 1)]
-            into.pending.append(self._group.gather(self._piece(key, buffer.dtype), buffer, ends))
+            into.pending.append(self._base.shards[key].to(buffer.dtype).gather(self._group, buffer))
 
     def _send(self, number: int, ranks: list[int], into: _Fetched | None) -> None:
         """Every rank sends its pieces of a node to the `ranks` that want it."""
@@ -197,7 +192,7 @@ class _Meeting:
         sends: list[tuple[int, Tensor]] = []
         receives: list[tuple[int, Tensor]] = []
         for key in self._base.graph[name].constants():
-            piece = self._piece(key, dtype)
+            piece = self._base.shards[key].to(dtype).piece
             sends += [(rank, piece) for rank in ranks if rank != me]
             if into is not None:
                 parts = into.buffers[key].view(group.size, -1) if piece.numel() else [piece] * group.size
@@ -207,16 +202,8 @@ class _Meeting:
 
     def _empty(self, number: int) -> _Fetched:
         name, dtype = self._decode(number)
-        buffers = {}
-        for key in self._base.graph[name].constants():
-            piece = self._base.shards[key].piece
-            kind = dtype if piece.is_floating_point() else piece.dtype
-            buffers[key] = torch.empty(piece.numel() * self._group.size, dtype=kind, device=piece.device)
-        return _Fetched(number, buffers, [])
-
-    def _piece(self, key: str, dtype: torch.dtype) -> Tensor:
-        piece = self._base.shards[key].piece
-        return piece.to(dtype) if piece.is_floating_point() else piece
+        keys, shards = self._base.graph[name].constants(), self._base.shards
+        return _Fetched(number, {key: shards[key].empty(self._group.size, dtype) for key in keys}, [])
 
     def _code(self, name: str, dtype: torch.dtype) -> int:
         """A number for a node's constants in a dtype: the shards' own, or float64."""

@@ -32,9 +32,23 @@ class Shard:
     piece: Tensor
     shape: tuple[int, ...]
 
-    @property
-    def count(self) -> int:
-        return math.prod(self.shape)
+    def to(self, dtype: torch.dtype) -> Shard:
+        """The same piece in another dtype; whole numbers keep theirs."""
+        return Shard(_cast(self.piece, dtype), self.shape)
+
+    def empty(self, ranks: int, dtype: torch.dtype) -> Tensor:
+        """A buffer for the pieces of all ranks."""
+        kind = dtype if self.piece.is_floating_point() else self.piece.dtype
+        return torch.empty(self.piece.numel() * ranks, dtype=kind, device=self.piece.device)
+
+    def gather(self, group: Group, buffer: Tensor) -> Pending:
+        """Fill a buffer with the pieces of all ranks."""
+        size = self.piece.numel()
+        return group.gather(self.piece, buffer, [size * r for r in range(group.size + 1)])
+
+    def whole(self, buffer: Tensor) -> Tensor:
+        """The constant in a filled buffer, without the padding."""
+        return buffer[: math.prod(self.shape)].view(self.shape)
 
 
 @dataclass
@@ -100,7 +114,7 @@ class ShardedWeights(AllNeurons):
         other = copy.copy(self)
         other.dtype, other._queue, other._early = dtype, [], None
         other.shards = {
-            key: Shard(_cast(shard.piece, dtype), shard.shape) for key, shard in self.shards.items()
+            key: shard.to(dtype) for key, shard in self.shards.items()
         }
         other._whole = {key: _cast(value, dtype) for key, value in self._whole.items()}
         return other
@@ -164,11 +178,9 @@ class ShardedWeights(AllNeurons):
         values, pending = {}, []
         for key in node.constants():
             shard = self.shards[key]
-            size = shard.piece.numel()
-            buffer = torch.empty(size * self.group.size, dtype=shard.piece.dtype, device=self.device)
-            ends = [size * r for r in range(self.group.size + 1)]
-            pending.append(self.group.gather(shard.piece, buffer, ends))
-            values[key] = buffer[: shard.count].view(shard.shape)
+            buffer = shard.empty(self.group.size, self.dtype)
+            pending.append(shard.gather(self.group, buffer))
+            values[key] = shard.whole(buffer)
         return _Gathered(values, pending)
 
     def _take_early(self, node: Node) -> _Gathered | None:
