@@ -12,7 +12,7 @@ from torch import Tensor
 from abcrown_dist.bab.crew import Crew
 from abcrown_dist.bab.domains import Domains
 from abcrown_dist.bab.loop import Loop
-from abcrown_dist.bab.search import LoopSettings, Search
+from abcrown_dist.bab.search import Course, LoopSettings, Search, Start
 from abcrown_dist.bab.splitter import Branched
 from abcrown_dist.config.schema import Parallel
 from abcrown_dist.spec.property import Property
@@ -369,3 +369,14 @@ def test_one_rank_out_of_memory_halves_the_batch_of_all(pools: Pools, size: int)
     assert (found.visited, found.verified) == (expected.visited, expected.verified)
     # 5 children a rank are 2 domains a rank: far fewer of all ranks together than 64.
     assert len(found.rounds) > found.visited / (2 * 2 * 2 * size)
+
+
+def test_what_was_given_up_before_a_checkpoint_stays_so() -> None:
+    """Goals without a domain left are refuted, unless a leaf was given up; they are told by name."""
+    margins = ((1, 0.5), (2, 0.25))
+    course = Course((11, 10, 12), rounds=7, visited=50, verified=20, given_up=(0,), margins=margins)
+    earlier = Search(visited=50, verified=20)
+    search, rounds = run(Halving([0.3, 0.3, 0.3]), search=earlier, start=Start(course, []))
+    assert search.refuted == {10, 12} and search.given_up == {11}
+    assert search.margins == {10: 0.5, 12: 0.25} and search.reason
+    assert (search.visited, search.verified) == (50, 20) and rounds[-1].open == 0

@@ -231,6 +231,7 @@ def run(
     deadline: Deadline | None = None,
     search: Search | None = None,
     confirm: Callable[[Sequence[Candidate]], Witness | None] = believe,
+    start: Start | None = None,
     **options: Any,
 ) -> tuple[Search, list[Round]]:
     """A search by this process."""
@@ -239,5 +240,5 @@ def run(
     with torch.no_grad():
         Loop(
             splitter, settings, Crew(), Mask(hits), confirm, deadline or Deadline(), search, rounds.append
-        ).run()
+        ).run(start)
     return search, rounds
