@@ -29,7 +29,7 @@ from abcrown_dist.report.progress import Progress
 from abcrown_dist.spec.property import Property
 from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.util.errors import ConfigError, LoadError
-from abcrown_dist.util.numerics import use_full_precision
+from abcrown_dist.util.numerics import Rounding, use_full_precision
 from abcrown_dist.verify import Outcome, solve
 from abcrown_dist.weights.adjoint import check_adjoints
 from abcrown_dist.weights.local import LocalWeights
@@ -53,8 +53,8 @@ def compute_bounds(
         settings: everything else; `method` overrides its method.
 
     Returns:
-        lower and upper bounds (B, *output shape without its leading 1). They are off by rounding
-        at most by the estimate that `bound_outputs` gives beside them, and already widened by it.
+        lower and upper bounds (B, *output shape without its leading 1), moved outward by all that rounding may
+        have done, to them and to the module's own computation.
 
     Raises:
         LoadError: the module cannot be captured, or some op has no relaxation (all are named).
@@ -71,14 +71,14 @@ def compute_bounds(
         raise LoadError(f"no relaxation for: {'; '.join(missing)}")
     if len(graph.inputs) != 1 or len(graph.outputs) != 1:
         raise LoadError("compute_bounds takes modules with one input and one output")
-    weights = LocalWeights(graph, example.dtype, example.device)
+    weights = LocalWeights(graph, example.dtype, example.device, Rounding(model=example.dtype))
     (name,) = graph.inputs
     box = Box({name: lower.to(example)[:, None]}, {name: upper.to(example)[:, None]})
     base = settings or BoundSettings()
     with torch.no_grad():
         found = bound_outputs(weights, box, dataclasses.replace(base, method=method))[graph.outputs[0]]
     shape = (len(lower), *graph[graph.outputs[0]].shape[1:])
-    return (found.lower - found.error).reshape(shape), (found.upper + found.error).reshape(shape)
+    return found.lower.reshape(shape), found.upper.reshape(shape)
 
 
 def verify_module(

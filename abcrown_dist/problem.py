@@ -29,6 +29,7 @@ from abcrown_dist.relax import REGISTRY
 from abcrown_dist.spec.property import Property, Witness
 from abcrown_dist.spec.vnnlib1 import check_sizes, load_vnnlib
 from abcrown_dist.util.errors import LoadError
+from abcrown_dist.util.numerics import Rounding
 from abcrown_dist.weights.adjoint import check_adjoints
 from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.fsdp import without_values
@@ -85,7 +86,7 @@ def load(config: Config, instance: Instance, group: Group = ALONE) -> Problem:
     graph = mine.pop().graph if mine else model.graph
     if mesh.weights.rank == 0:
         graph = share_values(graph, mesh.across)
-    weights = _place(config, graph, mesh.weights, device)
+    weights = _place(config, graph, model.dtype, mesh.weights, device)
     del graph  # whole models end here, where weights are shared
     missing = unsupported(model.graph, REGISTRY)
     confirmer = _confirmer(instance, model, prop, group)
@@ -99,9 +100,8 @@ def prepare(
     check(model, prop)
     config = with_enough_digits(config, model.graph)
     missing = unsupported(model.graph, REGISTRY)
-    return Problem(
-        config, model, prop, _place(config, model.graph, ALONE, _device(config)), confirmer, missing
-    )
+    weights = _place(config, model.graph, model.dtype, ALONE, _device(config))
+    return Problem(config, model, prop, weights, confirmer, missing)
 
 
 def check(model: LoadedModel, prop: Property) -> None:
@@ -197,7 +197,9 @@ def _device(config: Config) -> torch.device:
     return local_device(resolve_device(config.general.device), World.from_environment())
 
 
-def _place(config: Config, graph: Graph, group: Group, device: torch.device) -> Weights:
+def _place(
+    config: Config, graph: Graph, model_dtype: torch.dtype, group: Group, device: torch.device
+) -> Weights:
     parallel = config.parallel
     mode = parallel.mode if group.size > 1 else "none"
     return place_weights(
@@ -208,6 +210,7 @@ def _place(config: Config, graph: Graph, group: Group, device: torch.device) -> 
         device,
         prefetch=parallel.prefetch,
         shard_rows=parallel.shard_rows,
+        rounding=Rounding(config.general.rounding == "rigorous", model_dtype),
     )
 
 

@@ -33,7 +33,7 @@ def whole_in_float64(weights: Weights) -> Weights:
     """
     if weights.group.size > 1:
         raise ConfigError("general.complete_verifier: mip and bab-refine need whole weights in one process")
-    return LocalWeights(weights.graph, torch.float64)  # on the CPU, where scipy is
+    return LocalWeights(weights.graph, torch.float64, rounding=weights.rounding)  # on the CPU, where scipy is
 
 
 def corners(weights: Weights, box: OneBox) -> tuple[Array, Array]:
@@ -45,13 +45,12 @@ def corners(weights: Weights, box: OneBox) -> tuple[Array, Array]:
     return lower, upper
 
 
-def outward_bounds(weights: Weights, box: OneBox) -> dict[str, tuple[Array, Array]]:
-    """Bounds of all pre-activations, moved outward by twice their rounding error."""
+def known_bounds(weights: Weights, box: OneBox) -> dict[str, tuple[Array, Array]]:
+    """Bounds of all pre-activations in float64."""
     found = {}
     for name in preactivations(weights.graph):
         item = box.root.relaxed.intervals[name]
-        lower, upper, error = (t[0].double().cpu().numpy() for t in (item.lower, item.upper, item.error))
-        found[name] = lower - 2 * error, upper + 2 * error
+        found[name] = item.lower[0].double().cpu().numpy(), item.upper[0].double().cpu().numpy()
     return found
 
 
@@ -68,7 +67,7 @@ class WholeBox:
     def __init__(self, weights: Weights, box: OneBox, largest: float) -> None:
         precise = whole_in_float64(weights)
         self._sane = bool(stays_finite(weights, box.root.relaxed, largest).all())
-        self.encoding: Encoding = encode(precise, *corners(weights, box), outward_bounds(weights, box))
+        self.encoding: Encoding = encode(precise, *corners(weights, box), known_bounds(weights, box))
         intervals = box.root.relaxed.intervals
         self._outputs = _magnitude([intervals[name] for name in weights.graph.outputs])
         lower, upper = corners(weights, box)
@@ -99,7 +98,7 @@ def refined(
     Raises:
         ValueError: as for `WholeBox`.
     """
-    bounds = outward_bounds(weights, box)
+    bounds = known_bounds(weights, box)
     found = tighten(
         whole_in_float64(weights),
         *corners(weights, box),
@@ -116,7 +115,6 @@ def refined(
         known = Interval(
             round_down(lower.double(), weights.dtype).reshape(shape),
             round_up(upper.double(), weights.dtype).reshape(shape),
-            torch.zeros_like(interval.error),
         )
         return combine(known, interval, True)
 

@@ -6,7 +6,6 @@ put into one linear program (`exact.leaf`): a leaf can be empty though no single
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -76,7 +75,7 @@ class LeafPrograms:
         )
 
     def _solve(self, leaf: Leaf, seconds: float) -> Answer:
-        relaxed = impose(_cast(leaf.relaxed, self.weights.dtype), leaf.splits)
+        relaxed = impose(leaf.relaxed.map(lambda value: value.to(self.weights.dtype)), leaf.splits)
         parts = [
             self._functions(self._decisions(name, split.index[0], split.sign[0]), relaxed)
             for name, split in leaf.splits.items()
@@ -122,14 +121,3 @@ class LeafPrograms:
             interval = relaxed.intervals.get(name) or self.box.interval(name)
             total += part[leaf.goal][real].flatten(1).double() @ interval.magnitude.flatten().double()
         return self.weights.total(total).cpu().numpy()
-
-
-def _cast(relaxed: Relaxed, dtype: torch.dtype) -> Relaxed:
-    """The same bounds in another dtype, with lines computed in it."""
-    intervals = {
-        name: dataclasses.replace(
-            item, lower=item.lower.to(dtype), upper=item.upper.to(dtype), error=item.error.to(dtype)
-        )
-        for name, item in relaxed.intervals.items()
-    }
-    return relaxed.over(intervals, {name: rate.to(dtype) for name, rate in relaxed.sensitivity.items()})

@@ -14,7 +14,7 @@ from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite
 from abcrown_dist.bounds.backward import back_substitute
 from abcrown_dist.bounds.propagate import bound_intermediate, bound_rows
 from abcrown_dist.bounds.settings import BoundSettings
-from abcrown_dist.bounds.types import Interval, Relaxed, RowBounds
+from abcrown_dist.bounds.types import Relaxed, RowBounds
 from abcrown_dist.parallel.group import Group
 from abcrown_dist.spec.property import Property
 from abcrown_dist.util.deadline import Deadline
@@ -144,11 +144,7 @@ def from_first(relaxed: Relaxed, group: Group) -> Relaxed:
     def sent(value: Tensor) -> Tensor:
         return group.send_from_first(None, value.contiguous())
 
-    intervals = {
-        name: Interval(sent(item.lower), sent(item.upper), sent(item.error))
-        for name, item in relaxed.intervals.items()
-    }
-    return relaxed.over(intervals, {name: sent(rate) for name, rate in relaxed.sensitivity.items()})
+    return relaxed.map(sent)
 
 
 def _by_disjunct(clauses: Clauses, margin: Tensor) -> dict[int, list[float]]:

@@ -20,7 +20,7 @@ from abcrown_dist.weights.base import Weights
 
 _HOST = torch.device("cpu")
 _STATE, _COLUMNS, _ROOT = "state/", "columns/", "root/"
-_SIDES = ("lower", "upper", "error")
+_SIDES = ("lower", "upper")
 Part = Mapping[str, Tensor]
 
 
@@ -107,6 +107,9 @@ def root_tensors(weights: Weights, relaxed: Relaxed) -> dict[str, Tensor]:
             found[f"{_ROOT}{side}/{name}"] = weights.whole(name, getattr(item, side)).to(_HOST)
     for name, rate in relaxed.sensitivity.items():
         found[f"{_ROOT}sensitivity/{name}"] = weights.whole(name, rate).to(_HOST)
+    for name, peak in relaxed.peak.items():
+        parts = weights.group.gather_all(peak) if weights.parts > 1 else peak[None]
+        found[f"{_ROOT}peak/{name}"] = parts.amax(0).to(_HOST)
     return found
 
 
@@ -116,13 +119,15 @@ def root_bounds(weights: Weights, tensors: Part) -> Relaxed:
     Raises:
         LoadError: it was written of another network, or in another precision.
     """
-    kinds: dict[str, dict[str, Tensor]] = {"sensitivity": {}, **{side: {} for side in _SIDES}}
+    kinds: dict[str, dict[str, Tensor]] = {"sensitivity": {}, "peak": {}, **{side: {} for side in _SIDES}}
     for key, value in tensors.items():
         if key.startswith(_ROOT):
             kind, _, name = key.removeprefix(_ROOT).partition("/")
-            if value.dtype != weights.dtype or kind not in kinds or name not in weights.graph:
+            dtype = torch.float64 if kind == "peak" else weights.dtype
+            if value.dtype != dtype or kind not in kinds or name not in weights.graph:
                 raise LoadError("the checkpoint's root bounds are of another network or precision")
-            kinds[kind][name] = weights.own(name, value.to(weights.device))
+            value = value.to(weights.device)
+            kinds[kind][name] = value if kind == "peak" else weights.own(name, value)
     intervals = {name: Interval(*(kinds[side][name] for side in _SIDES)) for name in kinds["lower"]}
     nodes = {}
     for node in weights.graph:
@@ -130,4 +135,4 @@ def root_bounds(weights: Weights, tensors: Part) -> Relaxed:
             known = intervals[node.inputs[0]]
             lines = REGISTRY[node.op].lines(node.attrs, known.lower, known.upper)
             nodes[node.name] = RelaxedNode(node, lines)
-    return Relaxed(intervals, nodes, kinds["sensitivity"])
+    return Relaxed(intervals, nodes, kinds["sensitivity"], kinds["peak"])

@@ -230,9 +230,7 @@ class ReluSplitter:
             # Bounds cross where no input makes all decisions: what is known of the root holds there too.
             lost = found.lower.isnan() | found.upper.isnan()
             return Interval(
-                torch.where(lost, known.lower, found.lower),
-                torch.where(lost, known.upper, found.upper),
-                torch.where(lost, known.error, found.error),
+                torch.where(lost, known.lower, found.lower), torch.where(lost, known.upper, found.upper)
             )
 
         every = torch.zeros(count, dtype=torch.int64, device=self.weights.device)

@@ -8,20 +8,22 @@ upper bound is minus the lower bound of the negated row.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from abcrown_dist.bounds.concretize import InputSet, contract
+from abcrown_dist.bounds.concretize import InputSet, contract, contract_in_float64
 from abcrown_dist.bounds.rules import affine_backward, relaxed_backward, relaxed_forward
 from abcrown_dist.bounds.types import OneHot, Relaxed, RowBounds, ancestors
 from abcrown_dist.graph.aten import classify
 from abcrown_dist.graph.ir import Node
+from abcrown_dist.util.numerics import round_down, round_up, smallest, unit_roundoff, upward
 from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.maps import AffineMap
+
+_U64 = unit_roundoff(torch.float64)
 
 Start = Mapping[str, "Tensor | OneHot"]  # rows over one or several nodes: (B or 1, R, *shape) each
 
@@ -54,16 +56,17 @@ class LinearBound:
 
     Attributes:
         A: by input name (B or 1, R, *shape).
-        bias: (B or 1, R).
-        square: (B or 1, R), sum of the squares of all rounding errors but that of the concretisation;
-            zero when not asked for.
+        bias: (B or 1, R), in float64 where errors are tracked.
+        error: (B or 1, R) float64, all rounding errors but that of the concretisation; zero when not tracked.
+        underflow: (B or 1, 1) float64, what may be lost where numbers are too small for full precision.
 
-    `bias` and `square` are what own neurons contribute: under tensor parallelism still to be added up.
+    `bias` and `error` are what own neurons contribute: under tensor parallelism still to be added up.
     """
 
     A: Mapping[str, Tensor]
     bias: Tensor
-    square: Tensor
+    error: Tensor
+    underflow: Tensor
 
 
 def back_substitute(
@@ -96,7 +99,7 @@ def back_substitute(
     weights.expect([node.name for node in order if classify(node) == "affine"])
     for node in order:
         walk.pass_node(node)
-    return LinearBound(walk.inputs, walk.bias, walk.square)
+    return LinearBound(walk.inputs, walk.bias, walk.error, _underflow(weights, relaxed))
 
 
 def lower_bound(weights: Weights, start: Start, relaxed: Relaxed, inputs: InputSet) -> RowBounds:
@@ -108,18 +111,32 @@ def concretize(
     weights: Weights, linear: LinearBound, inputs: InputSet, track_error: bool = True
 ) -> RowBounds:
     """Minimum of a linear bound over the input sets, and its rounding error (zero if not tracked)."""
-    lower = inputs.minimum(linear.A) + linear.bias
     if not track_error:
-        lower = weights.total(lower)
+        lower = weights.total(inputs.minimum(linear.A) + linear.bias)
         return RowBounds(lower, torch.zeros_like(lower))
-    last = torch.zeros_like(lower)
-    for name, part in linear.A.items():
-        last = last + contract(part.flatten(2).abs(), inputs.rounding(name))
-    parts = torch.stack([lower.double(), linear.square.expand_as(lower), last.double()])
-    lower, square, last = weights.total(parts)
-    # What rounds to zero in single steps is still there: no error is below the smallest of them.
-    floor = math.sqrt(torch.finfo(weights.dtype).tiny) * 1e-3
-    return RowBounds(lower.to(weights.dtype), (square.sqrt() + last + floor).to(weights.dtype))
+    lower, error = inputs.safe_minimum(linear.A, weights.rounding)
+    lower, bias = torch.broadcast_tensors(lower, linear.bias)
+    # Adding the two up, and what ranks have of each.
+    error = error + linear.error + 4 * (1 + weights.parts) * _U64 * (lower.abs() + bias.abs())
+    error = torch.where(error > 0, error + linear.underflow, error)
+    lower, error = weights.total(torch.stack([lower + bias, error]))
+    return rounded_bounds(lower, error, weights.dtype)
+
+
+def rounded_bounds(lower: Tensor, error: Tensor, dtype: torch.dtype) -> RowBounds:
+    """Lower bounds and errors (B, R) float64 as what they are at least and at most in `dtype`."""
+    return RowBounds(round_down(lower, dtype), round_up(error, dtype))
+
+
+def _underflow(weights: Weights, relaxed: Relaxed) -> Tensor:
+    """What a pass may lose to numbers that are too small for full precision, (B, 1) float64.
+
+    Each product loses less than `smallest` before it meets a neuron, and neurons are at most `peak`.
+    """
+    neurons = sum(node.size for node in weights.graph)
+    rate = neurons**2 * smallest(weights.dtype)
+    most = [peak for peak in relaxed.peak.values()] or [torch.zeros(1, dtype=torch.float64)]
+    return rate * torch.stack(torch.broadcast_tensors(*most)).amax(0)[:, None].to(weights.device)
 
 
 def identity_rows(weights: Weights, name: str, index: Tensor, sign: Tensor) -> Start:
@@ -194,8 +211,10 @@ class _Walk:
         self.pushes = pushes
         self.pending: dict[str, Tensor | OneHot] = {}
         self.inputs: dict[str, Tensor] = {}
-        self.bias = torch.zeros(1, rows, dtype=weights.dtype, device=weights.device)
-        self.square = torch.zeros(1, rows, dtype=torch.float64, device=weights.device)
+        kind = torch.float64 if track_error else weights.dtype
+        self.bias = torch.zeros(1, rows, dtype=kind, device=weights.device)
+        self.error = torch.zeros(1, rows, dtype=torch.float64, device=weights.device)
+        self.contract = contract_in_float64 if track_error else contract
 
     def add(self, name: str, rows: Tensor | OneHot) -> None:
         """Add rows to what flows into node `name`."""
@@ -245,7 +264,8 @@ class _Walk:
         self._add_error(node, A)
         if self.tape is not None:
             self.tape[node.name] = A
-        result, bias = relaxed_backward(self.relaxed.nodes[node.name], A, self.alphas.get(node.name))
+        alpha = self.alphas.get(node.name)
+        result, bias = relaxed_backward(self.relaxed.nodes[node.name], A, alpha, self.contract)
         if bias is not None:
             self.bias = self.bias + bias
         self.add(node.inputs[0], result)
@@ -256,20 +276,19 @@ class _Walk:
         if isinstance(rows, OneHot):
             self.bias = self.bias + (offset.flatten()[rows.index] * rows.sign)[None]
         else:
-            self.bias = self.bias + contract(rows.flatten(2), offset[None])
+            self.bias = self.bias + self.contract(rows.flatten(2), offset[None])
 
     def _add_error(self, node: Node, rows: Tensor | OneHot) -> None:
         if not self.track_error or node.name not in self.relaxed.sensitivity:
             return
         rate = self.relaxed.sensitivity[node.name]
+        if not rate.numel():
+            return
         if isinstance(rows, OneHot):
-            if rate.numel():
-                self.square = self.square + (rate.flatten(1)[:, rows.index] * rows.sign).double().square()
-        elif rate.numel():
-            # Relative to the largest rate and in float64: squares must not vanish by underflow.
-            top = rate.amax().clamp(min=torch.finfo(rate.dtype).tiny)
-            square = contract(rows.flatten(2).square(), (rate / top).square()).double()
-            self.square = self.square + square * top.double().square()
+            self.error = self.error + (rate.flatten(1)[:, rows.index] * rows.sign.abs()).double()
+        else:
+            sum_of_all = contract(rows.flatten(2).abs(), rate).double()
+            self.error = self.error + sum_of_all * upward(rate[0].numel(), rate.dtype)
 
     def _dense(self, name: str, rows: Tensor | OneHot) -> Tensor:
         if isinstance(rows, OneHot):

@@ -114,7 +114,7 @@ def cut_interval(known: Interval, split: Split) -> Interval:
             wall = torch.zeros_like(split.sign).masked_fill(split.sign != sign, gone)
             flat.scatter_reduce_(1, split.index, wall.to(flat.dtype), reduce)
         ends.append(flat.reshape(count, *shape))
-    return Interval(ends[0], ends[1], known.error.expand(count, *shape))
+    return Interval(ends[0], ends[1])
 
 
 def pushes(splits: Splits, beta: Tensor) -> dict[str, Push]:

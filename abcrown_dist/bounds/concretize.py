@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from abcrown_dist.bounds.types import Interval
-from abcrown_dist.util.numerics import sum_error, unit_roundoff
+from abcrown_dist.util.numerics import Rounding, unit_roundoff, upward
+
+_BLOCK = 1 << 18  # numbers converted to float64 at once
 
 
 class InputSet(Protocol):
@@ -33,8 +35,8 @@ class InputSet(Protocol):
         """The smallest box around the set, for one input."""
         ...
 
-    def rounding(self, name: str) -> Tensor:
-        """Rounding error of `minimum` per unit of |A|, (B, *shape)."""
+    def safe_minimum(self, A: Mapping[str, Tensor], rounding: Rounding) -> tuple[Tensor, Tensor]:
+        """The minima in float64, and by how much they may be off: (B, R) each."""
         ...
 
 
@@ -52,9 +54,9 @@ class Box:
         self.domains = len(next(iter(self.lower.values())))
         self._centre: dict[str, Tensor] = {}
         self._radius: dict[str, Tensor] = {}
+        self._terms = sum(low[0].numel() for low in self.lower.values())
         for name, low in self.lower.items():
             self._centre[name], self._radius[name] = centre_radius(low, self.upper[name])
-        self._terms = sum(low[0].numel() for low in self.lower.values())
 
     def minimum(self, A: Mapping[str, Tensor]) -> Tensor:
         total: Tensor | None = None
@@ -73,10 +75,22 @@ class Box:
 
     def interval(self, name: str) -> Interval:
         lower, upper = self.lower[name], self.upper[name]
-        return Interval(lower, upper, torch.zeros_like(lower))
+        return Interval(lower, upper)
 
-    def rounding(self, name: str) -> Tensor:
-        return sum_error(self._terms, self.lower[name].dtype) * self.interval(name).magnitude
+    def safe_minimum(self, A: Mapping[str, Tensor], rounding: Rounding) -> tuple[Tensor, Tensor]:
+        total: Tensor | None = None
+        error: Tensor | None = None
+        for name, part in A.items():
+            flat = part.flatten(2)
+            size = self.interval(name).magnitude
+            value = contract_in_float64(flat, self._centre[name])
+            value = value - contract_in_float64(flat.abs(), self._radius[name])
+            slack = contract(flat.abs(), size).double() * upward(size[0].numel(), size.dtype)
+            slack = slack * rounding.own(2 * self._terms + 4, torch.float64)
+            total = value if total is None else total + value
+            error = slack if error is None else error + slack
+        assert total is not None and error is not None
+        return total, error
 
     def select(self, index: Tensor) -> Box:
         """The domains `index`."""
@@ -93,6 +107,25 @@ def centre_radius(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         wider = radius + 2 * unit_roundoff(lower.dtype) * torch.maximum(lower.abs(), upper.abs())
         radius = torch.where(short, wider, radius)
     return centre, radius
+
+
+def contract_in_float64(A_BRN: Tensor, v_BN: Tensor) -> Tensor:
+    """`contract` with its products and sums in float64, a few rows of A at a time."""
+    flat = v_BN.flatten(1).double()
+    lead, width = A_BRN.shape[:2], max(1, A_BRN.shape[2])
+    if A_BRN.dtype == torch.float64 or A_BRN.numel() <= _BLOCK:
+        return contract(A_BRN.double(), flat)
+    result = flat.new_empty(max(lead[0], len(flat)), lead[1])
+    if len(flat) == 1:
+        rows = A_BRN.reshape(-1, width)
+        parts = [part.double() @ flat[0] for part in rows.split(max(1, _BLOCK // width))]
+        return torch.cat(parts).reshape(lead)
+    step = max(1, _BLOCK // (width * lead[1]))
+    for first in range(0, len(flat), step):
+        here = slice(first, first + step)
+        part = A_BRN if lead[0] == 1 else A_BRN[here]
+        result[here] = contract(part.double(), flat[here])
+    return result
 
 
 def contract(A_BRN: Tensor, v_BN: Tensor) -> Tensor:

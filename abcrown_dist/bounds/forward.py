@@ -22,9 +22,10 @@ from abcrown_dist.bounds.types import Interval, OneHot, Relaxed, RelaxedNode, Ro
 from abcrown_dist.graph.aten import classify
 from abcrown_dist.graph.ir import Node
 from abcrown_dist.relax import REGISTRY
-from abcrown_dist.util.numerics import sum_error, unit_roundoff
+from abcrown_dist.util.numerics import Rounding, upward
 from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.maps import AffineMap
+from abcrown_dist.weights.terms import fused_magnitude
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,13 @@ class Forms:
     up: Tensor
     up0: Tensor
     error: Tensor
+    rounding: Rounding
 
     def interval(self) -> Interval:
         """Concrete bounds over t in [-1, 1]^K."""
-        rate = sum_error(self.low.shape[1], self.low.dtype)
         lower, upper = self.low0 - self.low.abs().sum(1), self.up0 + self.up.abs().sum(1)
-        return Interval(lower, upper, self.error + rate * self.magnitude())
+        slack = self.error + self.rounding.own(self.low.shape[1] + 4, self.low.dtype) * self.magnitude()
+        return Interval(lower - slack, upper + slack)
 
     def magnitude(self) -> Tensor:
         """Largest absolute value that the forms' own terms can sum up to."""
@@ -92,8 +94,8 @@ def forward_rows(weights: Weights, inputs: InputSet, relaxed: Relaxed, start: St
         positive, negative = A.clamp(min=0), A.clamp(max=0)
         slopes = positive @ form.low.flatten(2).mT + negative @ form.up.flatten(2).mT
         offset = contract(positive, form.low0) + contract(negative, form.up0)
-        rate = sum_error(A.shape[2] + slopes.shape[2], slopes.dtype)
-        slack = contract(A.abs(), form.error + rate * form.magnitude())
+        rate = weights.rounding.own(A.shape[2] + slopes.shape[2] + 8, slopes.dtype)
+        slack = contract(A.abs(), form.error + rate * form.magnitude()) * upward(A.shape[2], A.dtype)
         total = slopes if total is None else total + slopes
         constant = offset if constant is None else constant + offset
         error = slack if error is None else error + slack
@@ -123,9 +125,9 @@ def _run(weights: Weights, inputs: InputSet, relax: Relax, visit: Callable[[str,
             pass
         elif classify(node) == "affine":
             with weights.visit(node) as affine:
-                forms[node.name] = _affine(affine, operands)
+                forms[node.name] = _affine(affine, operands, fused_magnitude(node))
         else:
-            forms[node.name] = _relaxed(relax(node, operands[0].interval()), operands[0])
+            forms[node.name] = _relaxed(weights, relax(node, operands[0].interval()), operands[0])
         visit(node.name, forms[node.name])
         for name in dict.fromkeys(node.inputs):
             pending[name] -= 1
@@ -147,18 +149,22 @@ def _input_forms(weights: Weights, inputs: InputSet) -> dict[str, Forms]:
         slopes = torch.zeros(inputs.domains, count, len(own), dtype=weights.dtype, device=weights.device)
         slopes[:, place[own], own.nonzero().flatten()] = radius.flatten(1)[:, own]
         slopes = slopes.reshape(inputs.domains, count, *shape)
-        forms[name] = Forms(slopes, centre, slopes, centre, torch.zeros_like(centre))
+        forms[name] = Forms(slopes, centre, slopes, centre, torch.zeros_like(centre), weights.rounding)
         offset += int(varies.sum())
     return forms
 
 
-def _affine(affine: AffineMap, operands: list[Forms]) -> Forms:
-    lead = operands[0].low.shape[:2]
-    rate = sum_error(affine.terms + 2, operands[0].low.dtype)
-    bias = affine.offset()
-    error = affine.absolute(*(x.error + rate * x.magnitude() for x in operands))
-    if bias is not None:
-        error = error + rate * bias.abs()
+def _affine(affine: AffineMap, operands: list[Forms], constant: float) -> Forms:
+    """Forms of an affine node; `constant` is what fused calls add up beside them."""
+    lead, dtype, rounding = operands[0].low.shape[:2], operands[0].low.dtype, operands[0].rounding
+    bias, sizes = affine.offset(), [x.magnitude() for x in operands]
+    counts = affine.roundings(*((size != 0).to(dtype) for size in sizes))
+    total = affine.absolute(*sizes) + constant
+    total = total if bias is None else total + bias.abs()
+    # Sums of low + up and low - up, for the slopes and the constant, with the sum of both kinds.
+    rate = rounding.own(counts + 8, dtype) + rounding.execution(counts)
+    error = affine.absolute(*(x.error for x in operands)) + rate * total
+    error = error * upward(2 * affine.terms + 8, dtype)
 
     def linear(*parts: Tensor) -> Tensor:
         return affine.linear(*(part.flatten(0, 1) for part in parts)).unflatten(0, lead)
@@ -169,7 +175,7 @@ def _affine(affine: AffineMap, operands: list[Forms]) -> Forms:
     if all(x.up is x.low for x in operands):
         low = linear(*(x.low for x in operands))
         low0 = affine.apply(*(x.low0 for x in operands))
-        return Forms(low, low0, low, low0, error)
+        return Forms(low, low0, low, low0, error, rounding)
     if affine.nonnegative:
         return Forms(
             linear(*(x.low for x in operands)),
@@ -177,21 +183,27 @@ def _affine(affine: AffineMap, operands: list[Forms]) -> Forms:
             linear(*(x.up for x in operands)),
             affine.apply(*(x.up0 for x in operands)),
             error,
+            rounding,
         )
     # W+ low + W- up = W (low + up) / 2 - |W| (up - low) / 2, likewise for the upper form.
     middle = linear(*((x.low + x.up) / 2 for x in operands))
     spread = absolute(*((x.up - x.low) / 2 for x in operands))
     middle0 = affine.apply(*((x.low0 + x.up0) / 2 for x in operands))
     spread0 = affine.absolute(*((x.up0 - x.low0) / 2 for x in operands))
-    return Forms(middle - spread, middle0 - spread0, middle + spread, middle0 + spread0, error)
+    return Forms(middle - spread, middle0 - spread0, middle + spread, middle0 + spread0, error, rounding)
 
 
-def _relaxed(relaxed: RelaxedNode, z: Forms) -> Forms:
+def _relaxed(weights: Weights, relaxed: RelaxedNode, z: Forms) -> Forms:
     lines, node = relaxed.lines, relaxed.node
     low, low0 = _follow(lines.lower_slope, lines.lower_intercept, z.low, z.low0, z.up, z.up0)
     up, up0 = _follow(lines.upper_slope, lines.upper_intercept, z.up, z.up0, z.low, z.low0)
-    grown = relaxed.relaxation.lipschitz(node.attrs) * z.error
-    return Forms(low, low0, up, up0, grown + 4 * unit_roundoff(z.low.dtype) * z.magnitude())
+    steepest = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
+    count = relaxed.relaxation.roundings(node.attrs)
+    rate = weights.rounding.own(8, z.low.dtype) + weights.rounding.execution(count)
+    size = steepest * z.magnitude()
+    for intercept in (lines.lower_intercept, lines.upper_intercept):
+        size = size if intercept is None else size + intercept.abs()
+    return Forms(low, low0, up, up0, steepest * z.error + rate * size, weights.rounding)
 
 
 def _follow(

@@ -1,4 +1,4 @@
-"""Interval bound propagation, one node at a time, with a running estimate of its rounding.
+"""Interval bound propagation, one node at a time, rounded outward.
 
 Sources: Gowal et al., "Scalable Verified Training for Provably Robust Image Classification", 2019;
 affine maps by centre and radius as there, equation 6.
@@ -7,6 +7,7 @@ affine maps by centre and radius as there, equation 6.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,43 +16,85 @@ from abcrown_dist.bounds.concretize import centre_radius
 from abcrown_dist.bounds.types import Interval
 from abcrown_dist.graph.ir import Node
 from abcrown_dist.relax import REGISTRY
-from abcrown_dist.util.numerics import sum_error, unit_roundoff
+from abcrown_dist.util.numerics import smallest, upward
 from abcrown_dist.weights.base import Weights
+from abcrown_dist.weights.maps import AffineMap
+from abcrown_dist.weights.terms import fused_magnitude
+
+_OWN = 16  # roundings of constants, centre, radius, their difference, and its move outward
 
 
-def affine_interval(
-    weights: Weights, node: Node, operands: Sequence[Interval]
-) -> tuple[Interval, Tensor | None]:
-    """Bounds of an affine node from those of its operands, and its sensitivity (`rounding.py`).
+@dataclass(frozen=True)
+class AffineInterval:
+    """What intervals say of an affine node.
 
-    The sensitivity (B, *shape) is None where the node rounds nothing (views, permutations).
+    Attributes:
+        interval: its bounds.
+        sensitivity: (B, *shape), see `rounding.py`; None where nothing is ever rounded.
+        peak: (B,) float64, the largest sum of magnitudes; None where nothing is summed.
     """
+
+    interval: Interval
+    sensitivity: Tensor | None = None
+    peak: Tensor | None = None
+
+
+def affine_interval(weights: Weights, node: Node, operands: Sequence[Interval]) -> AffineInterval:
+    """Bounds of an affine node from those of its operands."""
     with weights.visit(node) as affine:
         lowers, uppers = [x.lower for x in operands], [x.upper for x in operands]
-        bias = affine.offset()
+        bias, sizes = affine.offset(), [x.magnitude for x in operands]
         if affine.nonnegative and affine.terms == 1 and bias is None:
-            square = affine.squared(*(x.error.square() for x in operands))
-            return Interval(affine.linear(*lowers), affine.linear(*uppers), square.sqrt()), None
+            moved = Interval(affine.linear(*lowers), affine.linear(*uppers))
+            if affine.readers == 1:
+                return AffineInterval(moved)
+            rate = weights.rounding.own(affine.readers + _OWN, weights.dtype)
+            return AffineInterval(moved, rate * affine.linear(*sizes))
         halves = [centre_radius(lo, up) for lo, up in zip(lowers, uppers, strict=True)]
-        stacked = [torch.cat([r, x.magnitude]) for (_, r), x in zip(halves, operands, strict=True)]
-        radius, magnitude = affine.absolute(*stacked).chunk(2)
+        stacked = [torch.cat([r, size]) for (_, r), size in zip(halves, sizes, strict=True)]
+        radius, total = affine.absolute(*stacked).chunk(2)
         if affine.nonnegative:
             lower, upper = affine.apply(*lowers), affine.apply(*uppers)
         else:
             centre = affine.apply(*(c for c, _ in halves))
             lower, upper = centre - radius, centre + radius
-        rate = sum_error(affine.terms + 2, weights.dtype)
-        sensitivity = rate * (magnitude if bias is None else magnitude + bias.abs())
-        # Errors of different neurons add up like independent ones; those of interval bounds are
-        # not quite independent, which a factor of 2 per layer makes up for.
-        inherited = 4 * affine.squared(*(x.error.square() for x in operands))
-        return Interval(lower, upper, torch.hypot(inherited.sqrt(), sensitivity)), sensitivity
+        total = total if bias is None else total + bias.abs()
+        total = (total + fused_magnitude(node)) * upward(affine.terms, weights.dtype)
+        return _outward(weights, affine, Interval(lower, upper), total, sizes)
 
 
-def nonlinear_interval(node: Node, operand: Interval) -> Interval:
+def _outward(
+    weights: Weights, affine: AffineMap, found: Interval, total: Tensor, sizes: Sequence[Tensor]
+) -> AffineInterval:
+    """Bounds moved outward by what computing them, and the network itself, may round.
+
+    Args:
+        total: (B, *shape), sums of magnitudes.
+        sizes: largest magnitudes of the operands.
+    """
+    dtype, rounding = weights.dtype, weights.rounding
+    counts = affine.roundings(*((size != 0).to(dtype) for size in sizes))
+    rounds = counts > 0
+    execution = torch.where(rounds, rounding.execution(counts) * total, 0)
+    own = rounding.own(counts + _OWN, dtype) * total + (counts + _OWN) * smallest(dtype)
+    slack = torch.where(rounds, own + execution, 0)
+    # Constant parts are contracted in float64, over all neurons.
+    terms = affine.readers + (counts[0].numel() if dtype == torch.float64 else 0)
+    rate = rounding.own(terms + _OWN, dtype)
+    return AffineInterval(
+        Interval(found.lower - slack, found.upper + slack),
+        execution + rate * total,
+        total.flatten(1).amax(1).double() if total[0].numel() else total.new_zeros(len(total)).double(),
+    )
+
+
+def nonlinear_interval(weights: Weights, node: Node, operand: Interval) -> Interval:
     """Bounds of an elementwise nonlinearity."""
     relaxation = REGISTRY[node.op]
     lower, upper = relaxation.interval(node.attrs, operand.lower, operand.upper)
-    error = relaxation.lipschitz(node.attrs) * operand.error
-    rounding = unit_roundoff(lower.dtype) * torch.maximum(lower.abs(), upper.abs())
-    return Interval(lower, upper, error + rounding)
+    count = relaxation.roundings(node.attrs)
+    if not count:
+        return Interval(lower, upper)
+    rate = weights.rounding.own(count + 2, weights.dtype) + weights.rounding.execution(count)
+    slack = rate * torch.maximum(lower.abs(), upper.abs()) + smallest(weights.dtype)
+    return Interval(lower - slack, upper + slack)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
-from abcrown_dist.bounds.backward import Start
-from abcrown_dist.bounds.concretize import Box, InputSet, contract
+from abcrown_dist.bounds.backward import Start, rounded_bounds
+from abcrown_dist.bounds.concretize import Box, InputSet
 from abcrown_dist.bounds.types import Interval, Relaxed, RowBounds
 from abcrown_dist.graph.ir import Graph
 from abcrown_dist.relax import REGISTRY
@@ -26,43 +24,42 @@ def insert(
 ) -> Interval:
     """`known` with lower bounds (B, R) of  sign[i] z_index[i]  put in their places.
 
-    Only where the mask `wanted` (B, all neurons) holds: what other domains need must not change a
-    domain's bounds. A lower bound joins the upper bound that was found before it, and so do their
-    errors; the error of the interval bounds goes with them.
+    Each bound is moved outward by its error. Only where the mask
+    `wanted` (B, all neurons) holds: what other domains need must not change a domain's bounds.
     """
-    lower, upper, error = (t.flatten(1).clone() for t in (known.lower, known.upper, known.error))
+    lower, upper = known.lower.flatten(1).clone(), known.upper.flatten(1).clone()
+    safe = outward(rows)
     for side, target, factor in ((sign < 0, upper, -1), (sign > 0, lower, 1)):
         mine, at = weights.locate(name, index[side])
-        new, new_error = factor * rows.lower[:, side][:, mine], rows.error[:, side][:, mine]
-        if target is lower:
-            new_error = torch.maximum(new_error, error[:, at])
+        new = factor * safe[:, side][:, mine]
         if wanted is not None:
-            chosen = wanted[:, index[side][mine]]
-            new = torch.where(chosen, new, target[:, at])
-            new_error = torch.where(chosen, new_error, error[:, at])
-        target[:, at], error[:, at] = new, new_error
-    return Interval(*(t.reshape(known.lower.shape) for t in (lower, upper, error)))
+            new = torch.where(wanted[:, index[side][mine]], new, target[:, at])
+        target[:, at] = new
+    return Interval(*(t.reshape(known.lower.shape) for t in (lower, upper)))
+
+
+def outward(rows: RowBounds) -> Tensor:
+    """Lower bounds (B, R) that hold whatever was rounded."""
+    below = rows.lower - rows.error
+    # The subtraction rounds to nearest.
+    return torch.where(rows.error > 0, torch.nextafter(below, torch.full_like(below, -torch.inf)), below)
 
 
 def combine(by_intervals: Interval, by_lines: Interval, intersect: bool) -> Interval:
     """Intersect, or take the second; bounds that cross by more than rounding become NaN."""
-    lower, upper, error = by_lines.lower, by_lines.upper, by_lines.error
+    lower, upper = by_lines.lower, by_lines.upper
     if intersect:
-        error = torch.maximum(
-            torch.where(by_intervals.lower > lower, by_intervals.error, error),
-            torch.where(by_intervals.upper < upper, by_intervals.error, error),
-        )
         lower = torch.maximum(lower, by_intervals.lower)
         upper = torch.minimum(upper, by_intervals.upper)
     gap = lower - upper
     crossed = gap > 0
     if bool(crossed.any()):
-        # Two valid bounds cross only by rounding: then the value lies between them, give or take.
-        wrong = gap > 4 * error + 1e-4 * lower.abs()
+        # Estimates of rounding may let two bounds cross by a little: then the value lies between them.
+        wrong = gap > 1e-4 * torch.maximum(lower.abs(), upper.abs())
         lower, upper = torch.minimum(lower, upper), torch.maximum(lower, upper)
         nan = torch.full_like(lower, torch.nan)
         lower, upper = torch.where(wrong, nan, lower), torch.where(wrong, nan, upper)
-    return dataclasses.replace(by_lines, lower=lower, upper=upper, error=error)
+    return Interval(lower, upper)
 
 
 def lower_always_counts(graph: Graph, name: str) -> bool:
@@ -89,9 +86,5 @@ def interval_rows(weights: Weights, relaxed: Relaxed, start: Start, inputs: Inpu
     known = {name: relaxed.intervals.get(name) or inputs.interval(name) for name in start}
     box = Box({k: v.lower for k, v in known.items()}, {k: v.upper for k, v in known.items()})
     rows = {name: value for name, value in start.items() if isinstance(value, Tensor)}
-    lower = box.minimum(rows)
-    error = torch.zeros_like(lower)
-    for name, value in rows.items():
-        error = error + contract(value.flatten(2).abs(), known[name].error + box.rounding(name))
-    lower, error = weights.total(torch.stack([lower, error]))
-    return RowBounds(lower, error)
+    lower, error = weights.total(torch.stack(box.safe_minimum(rows, weights.rounding)))
+    return rounded_bounds(lower, error, weights.dtype)

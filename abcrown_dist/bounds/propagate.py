@@ -53,7 +53,7 @@ def bound_intermediate(
     wanted = set(preactivations(graph))
     keep = wanted | set(graph.outputs)
     pending = {node.name: len(graph.readers(node.name)) for node in graph}
-    relaxed = Relaxed({}, {}, {})
+    relaxed = Relaxed({}, {}, {}, {})
     intervals = relaxed.intervals
     for node in graph:
         intervals[node.name] = run.interval(node, relaxed)
@@ -140,15 +140,19 @@ class _Run:
             return self.inputs.interval(node.name)
         operands = [relaxed.intervals[name] for name in node.inputs]
         if classify(node) == "affine":
-            found, rate = affine_interval(self.weights, node, operands)
-            if rate is not None:
-                relaxed.sensitivity[node.name] = rate
-            return found
+            affine = affine_interval(self.weights, node, operands)
+            if affine.sensitivity is not None:
+                relaxed.sensitivity[node.name] = affine.sensitivity
+            if affine.peak is not None:
+                relaxed.peak[node.name] = affine.peak
+            return affine.interval
         before = operands[0]
         lines = REGISTRY[node.op].lines(node.attrs, before.lower, before.upper)
         relaxed.nodes[node.name] = RelaxedNode(node, lines)
-        found = nonlinear_interval(node, before)
-        relaxed.sensitivity[node.name] = nonlinear_sensitivity(node, before, found)
+        found = nonlinear_interval(self.weights, node, before)
+        rate = nonlinear_sensitivity(self.weights, node, found)
+        if rate is not None:
+            relaxed.sensitivity[node.name] = rate
         return found
 
     def tighten(self, node: Node, relaxed: Relaxed) -> Interval:

@@ -1,37 +1,36 @@
 """How much a backward pass may lose to rounding.
 
-Walking back through node k with coefficients A computes A' = A W in floating point, and rounds
-each sum. Charged to the neurons i of node k, that moves the bound by about A_i s_i with
+Walking back through node k with coefficients A computes A' = A W in floating point, and the network
+itself computes z = W x + b in floating point. Both move the bound by at most A_i s_i at neuron i, with
 
-    s = rate (|W| |z| + |b|)     affine node; `rate` bounds the relative error of one sum
-    s = (error of the pre-activation bounds) * Lipschitz constant + 4 u |f(z)|     nonlinearity
+    s = (rate of the products A W + rate of the network's own sums) (|W| |z| + |b|)
 
-where |z| is the largest magnitude that z takes. Roundings of different neurons are independent of
-each other, so that the squares (A_i s_i)^2 add up over neurons and nodes and the root of their sum is
-the error. (Adding magnitudes instead gave estimates up to 1e9 times the true error on nets of nine
-layers. This one is at least 16 times the largest true error of every real network that was tried with
-backward intermediate bounds, at least 3.7 times with interval ones, and typically a few hundred times:
-below 1e-3 of the width of the bounds. tests/bounds/test_rounding.py holds it to that.)
+where |z| is the largest magnitude that the operands take and the rates are worst-case ones
+(`util.numerics.Rounding`). These magnitudes add up over all neurons and nodes: that is the error of a
+bound, which proves only what exceeds it. What a relaxed nonlinearity rounds is in its lines already, which
+are moved outward, and bounds of pre-activations are moved outward by their own error before lines are drawn
+between them. So an error never grows from layer to layer by more than the relaxation itself does. (Carrying
+errors along as magnitudes instead gives up to 1e9 times as much on networks of nine layers.)
 
-It costs one product with a vector per node. A bound proves only what exceeds its error. The affine
-half falls off the interval pass (`ibp.affine_interval`); the other half is here.
+The network's own rounding is part of the error because the network is run in floating point: z is what a run
+of it computes, each sum in any order, not what real arithmetic makes of the same weights.
+
+All of it costs one product with a vector per node. The affine half falls off the interval pass
+(`ibp.affine_interval`); the other half is here.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from abcrown_dist.bounds.types import Interval
 from abcrown_dist.graph.ir import Node
 from abcrown_dist.relax import REGISTRY
-from abcrown_dist.util.numerics import unit_roundoff
+from abcrown_dist.weights.base import Weights
 
 
-def nonlinear_sensitivity(node: Node, before: Interval, after: Interval) -> Tensor:
-    """s_k of a relaxed nonlinearity, (B, *shape)."""
-    relaxation = REGISTRY[node.op]
-    # A neuron that stays clear of every kink by more than its error is not relaxed at all.
-    touches = relaxation.is_loose(node.attrs, before.lower - before.error, before.upper + before.error)
-    shifted = torch.where(touches, relaxation.lipschitz(node.attrs) * before.error, 0.0)
-    return shifted + 4 * unit_roundoff(before.lower.dtype) * (before.magnitude + after.magnitude)
+def nonlinear_sensitivity(weights: Weights, node: Node, after: Interval) -> Tensor | None:
+    """What the network's own evaluation of a nonlinearity may round, (B, *shape); None for nothing."""
+    count = REGISTRY[node.op].roundings(node.attrs)
+    rate = weights.rounding.execution(count)
+    return rate * after.magnitude if rate else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -16,11 +18,16 @@ def affine_backward(affine: AffineMap, A: Tensor) -> tuple[Tensor, ...]:
     return tuple(part.unflatten(0, lead) for part in affine.transpose(A.flatten(0, 1)))
 
 
-def relaxed_backward(relaxed: RelaxedNode, A: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def relaxed_backward(
+    relaxed: RelaxedNode,
+    A: Tensor,
+    alpha: Tensor | None,
+    add_up: Callable[[Tensor, Tensor], Tensor] = contract,
+) -> tuple[Tensor, Tensor | None]:
     """Coefficients of the pre-activation and the bias (B, R) that a relaxed nonlinearity adds.
 
     A lower bound takes the lower line where A >= 0 and the upper line where A < 0. `alpha`
-    (B, R, *shape) replaces the lower slope.
+    (B, R, *shape) replaces the lower slope; `add_up` contracts coefficients with intercepts.
     """
     lines = relaxed.lines
     low = lines.lower_slope[:, None] if alpha is None else alpha
@@ -28,9 +35,9 @@ def relaxed_backward(relaxed: RelaxedNode, A: Tensor, alpha: Tensor | None) -> t
     negative = A.clamp(max=0)
     bias: Tensor | None = None
     if lines.upper_intercept is not None:
-        bias = contract(negative.flatten(2), lines.upper_intercept)
+        bias = add_up(negative.flatten(2), lines.upper_intercept)
     if lines.lower_intercept is not None:
-        positive = contract((A - negative).flatten(2), lines.lower_intercept)
+        positive = add_up((A - negative).flatten(2), lines.lower_intercept)
         bias = positive if bias is None else bias + positive
     # A low + min(A, 0) (high - low), in three passes over memory.
     gap = high - low  # of every domain, though rows may serve all of them

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,14 +15,10 @@ from abcrown_dist.relax import REGISTRY, Lines, Relaxation
 
 @dataclass(frozen=True)
 class Interval:
-    """Elementwise bounds (B, *shape) of one node, and an estimate of their rounding error.
-
-    `error` (B, *shape) says by how much `lower` and `upper` may be off, to first order.
-    """
+    """Elementwise bounds (B, *shape) of one node, moved outward by their own rounding error."""
 
     lower: Tensor
     upper: Tensor
-    error: Tensor
 
     @property
     def magnitude(self) -> Tensor:
@@ -70,11 +66,13 @@ class Relaxed:
         nodes: relaxed nonlinear nodes by name.
         sensitivity: by node name (B, *shape), the rounding error per unit of |A| when a backward
             pass visits the node; see `rounding.py`. Nodes that round nothing are absent.
+        peak: by node name (B,) float64, the largest sum of magnitudes on the way to a (own) neuron of it.
     """
 
     intervals: dict[str, Interval] = field(default_factory=dict)
     nodes: dict[str, RelaxedNode] = field(default_factory=dict)
     sensitivity: dict[str, Tensor] = field(default_factory=dict)
+    peak: dict[str, Tensor] = field(default_factory=dict)
 
     def select(self, domains: Tensor) -> Relaxed:
         """The relaxation of some domains (n,); what all domains share (B = 1) stays shared."""
@@ -83,25 +81,29 @@ class Relaxed:
             return value if len(value) == 1 else value[domains]
 
         intervals = {
-            name: Interval(pick(item.lower), pick(item.upper), pick(item.error))
-            for name, item in self.intervals.items()
+            name: Interval(pick(item.lower), pick(item.upper)) for name, item in self.intervals.items()
         }
         nodes = {name: RelaxedNode(item.node, item.lines.map(pick)) for name, item in self.nodes.items()}
-        return Relaxed(intervals, nodes, {name: pick(rate) for name, rate in self.sensitivity.items()})
+        sensitivity = {name: pick(rate) for name, rate in self.sensitivity.items()}
+        return Relaxed(intervals, nodes, sensitivity, {name: pick(most) for name, most in self.peak.items()})
 
-    def over(self, intervals: dict[str, Interval], sensitivity: dict[str, Tensor]) -> Relaxed:
-        """The same network relaxed for other bounds of the same pre-activations."""
+    def map(self, change: Callable[[Tensor], Tensor]) -> Relaxed:
+        """The same network relaxed for bounds that `change` makes of the present ones, as of all else."""
+        intervals = {
+            name: Interval(change(item.lower), change(item.upper)) for name, item in self.intervals.items()
+        }
         nodes = {}
         for name, item in self.nodes.items():
             known = intervals[item.node.inputs[0]]
             lines = item.relaxation.lines(item.node.attrs, known.lower, known.upper)
             nodes[name] = RelaxedNode(item.node, lines)
-        return Relaxed(intervals, nodes, sensitivity)
+        sensitivity = {name: change(rate) for name, rate in self.sensitivity.items()}
+        return Relaxed(intervals, nodes, sensitivity, {name: change(most) for name, most in self.peak.items()})
 
 
 @dataclass(frozen=True)
 class RowBounds:
-    """Lower bounds (B, R) of rows over each domain, with their rounding error (B, R)."""
+    """Lower bounds (B, R) of rows over each domain, and by how much rounding may have raised them (B, R)."""
 
     lower: Tensor
     error: Tensor

@@ -41,6 +41,13 @@ class General(Section):
         100, Int(0, 2**63 - 1), "Seed of every random choice (the attack's starting points).", "seed"
     )
     double_fp: bool = key(False, Bool(), "Compute in float64 instead of float32.", "double_fp")
+    rounding: str = key(
+        "rigorous",
+        Choice("rigorous", "estimate"),
+        "How errors of bounds are counted: rigorous takes the worst case, of bounds and of the network's own "
+        "computation; estimate lets errors cancel as independent ones do, and proves nothing where they do not.",
+        "rounding",
+    )
     complete_verifier: str = key(
         "auto",
         Choice("auto", "bab", "mip", "bab-refine", "skip", later=("Customized",)),

@@ -12,11 +12,14 @@ from abcrown_dist.graph.ir import Arg, Const, Node
 from abcrown_dist.graph.rebuild import Rebuild, Rule, linear_node, permute_node, view_node
 
 
-def _emit_linear(build: Rebuild, node: Node, weight: torch.Tensor, bias: torch.Tensor | None) -> str:
-    """Emit `node` as x @ weight^T + bias; weight (O, I)."""
+def _emit_linear(
+    build: Rebuild, node: Node, weight: torch.Tensor, bias: torch.Tensor | None, fused: int = 0
+) -> str:
+    """Emit `node` as x @ weight^T + bias; weight (O, I). `fused`: further roundings of the network's own."""
     weight_ref = build.add_constant(f"{node.name}.weight", weight.contiguous())
     bias_ref = None if bias is None else build.add_constant(f"{node.name}.bias", bias.contiguous())
-    return build.emit(linear_node(node.name, node.inputs[0], node.shape, weight_ref, bias_ref))
+    linear = linear_node(node.name, node.inputs[0], node.shape, weight_ref, bias_ref)
+    return build.emit(replace(linear, attrs={**linear.attrs, "fused": (fused, 0.0)}) if fused else linear)
 
 
 def _row_bias(bias: torch.Tensor, outputs: int) -> torch.Tensor | None:
@@ -41,7 +44,7 @@ def addmm(build: Rebuild, node: Node) -> str | None:
         weight = weight.double() * alpha
     if beta != 1:
         row = row.double() * beta
-    return _emit_linear(build, node, weight.t(), row)
+    return _emit_linear(build, node, weight.t(), row, fused=(alpha != 1) + (beta != 1))
 
 
 def mm(build: Rebuild, node: Node) -> str | None:
@@ -134,8 +137,11 @@ def batch_norm(build: Rebuild, node: Node) -> str | None:
     shift_ref = build.add_constant(f"{node.name}.shift", shift.reshape(shape))
     scaled, target = build.fresh(f"{node.name}/scaled"), "aten.mul.Tensor"
     build.emit(Node(scaled, "mul", node.inputs, node.shape, (Arg(0), scale_ref), target=target))
-    target = "aten.add.Tensor"
-    return build.emit(Node(node.name, "add", (scaled,), node.shape, (Arg(0), shift_ref), target=target))
+    # (x - mean) / sqrt(variance + eps) * weight + bias: six roundings, the first relative to the mean.
+    terms = (mean.double() * scale).abs() + (0 if bias is None else bias.double().abs())
+    attrs = {"fused": (6, float(terms.max()) if terms.numel() else 0.0)}
+    args, target = (Arg(0), shift_ref), "aten.add.Tensor"
+    return build.emit(Node(node.name, "add", (scaled,), node.shape, args, attrs=attrs, target=target))
 
 
 def relu(build: Rebuild, node: Node) -> str | None:

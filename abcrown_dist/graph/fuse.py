@@ -1,6 +1,8 @@
-"""Rules that fold constant factors and summands, and consecutive linear maps, into one map.
+"""Rules that fold constant factors and summands into the linear map or convolution beside them.
 
-All arithmetic is in float64; the result is rounded once, to the type of the constants.
+All arithmetic is in float64; the result is rounded once, to the type of the constants. Nodes keep what the calls
+that are fused away round where the network itself computes them: bounds hold for that as well. (Two linear maps
+in a row stay two: the magnitudes of the first one's sums cannot be told from the product of their weights.)
 """
 
 from __future__ import annotations
@@ -18,10 +20,17 @@ _LARGE = 1e9  # no factor of a trained network comes near, and two of them stay 
 
 @dataclass(frozen=True)
 class _Scaling:
-    """x -> scale x + shift, elementwise; float64, each broadcasts to the shape of x."""
+    """x -> scale x + shift, elementwise; float64, each broadcasts to the shape of x.
+
+    Attributes:
+        roundings: by the network's own computation.
+        magnitude: what these are relative to beside scale x and shift, where the shift is itself a sum.
+    """
 
     scale: torch.Tensor
     shift: torch.Tensor
+    roundings: int = 1
+    magnitude: float = 0.0
 
 
 def _scaling(build: Rebuild, node: Node) -> _Scaling | None:
@@ -32,7 +41,8 @@ def _scaling(build: Rebuild, node: Node) -> _Scaling | None:
         return None
     one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     if node.op == "neg":
-        return _Scaling(-one, zero)
+        return _Scaling(-one, zero, 0)
+    count, magnitude = node.attrs.get("fused", (1, 0.0))
     alpha = float(node.kwargs.get("alpha", 1))
     swapped = node.args[1] == Arg(0)
     value = build.constant(node.args[0] if swapped else node.args[1])
@@ -42,9 +52,11 @@ def _scaling(build: Rebuild, node: Node) -> _Scaling | None:
     if not value.isfinite().all() or (node.op == "div" and (swapped or not value.all())):
         return None
     if node.op in ("mul", "div"):
-        return _Scaling(value if node.op == "mul" else 1 / value, zero)
-    sign = 1.0 if node.op == "add" else -1.0
-    return _Scaling(one * sign * alpha, value) if swapped else _Scaling(one, sign * alpha * value)
+        return _Scaling(value if node.op == "mul" else 1 / value, zero, count, magnitude)
+    sign, count = 1.0 if node.op == "add" else -1.0, count + (alpha != 1)
+    if swapped:
+        return _Scaling(one * sign * alpha, value, count, magnitude)
+    return _Scaling(one, sign * alpha * value, count, magnitude)
 
 
 def _per_channel(value: torch.Tensor, shape: tuple[int, ...], axis: int) -> torch.Tensor | None:
@@ -70,9 +82,12 @@ def scaling_after_affine(build: Rebuild, node: Node) -> str | None:
     shift = _per_channel(scaling.shift, node.shape, axis)
     if scale is None or shift is None or not _tame(build, source, scale):
         return None
-    bias = _bias(build, source) * scale + shift
+    before = _bias(build, source)
     weight = None if (scale == 1).all() else _scale_outputs(source, _weight(build, source), scale)
-    return _emit_fused(build, node, source, weight, bias)
+    known = float(source.attrs.get("fused", (0, 0.0))[1])
+    reach = ((before.abs() + known) * scale.abs() + shift.abs()).amax() if len(before) else 0.0
+    fused = _Fused(weight, before * scale + shift, scaling.roundings, float(reach) + scaling.magnitude)
+    return _emit_fused(build, node, source, fused)
 
 
 def _scale_outputs(node: Node, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -112,14 +127,30 @@ def _bias(build: Rebuild, node: Node) -> torch.Tensor:
     return torch.zeros(channels, dtype=torch.float64) if bias is None else bias.double()
 
 
-def _emit_fused(
-    build: Rebuild, node: Node, source: Node, weight: torch.Tensor | None, bias: torch.Tensor
-) -> str:
+@dataclass(frozen=True)
+class _Fused:
+    """A weight and bias that stand for several calls.
+
+    Attributes:
+        weight: None where it stays as it is.
+        roundings: by which calls that are fused away round each term when the network computes them.
+        magnitude: the largest sum of magnitudes that make up an entry of the bias: what those roundings
+            are relative to, besides the products.
+    """
+
+    weight: torch.Tensor | None
+    bias: torch.Tensor
+    roundings: int
+    magnitude: float
+
+
+def _emit_fused(build: Rebuild, node: Node, source: Node, fused: _Fused) -> str:
     """Emit `source` under the name and shape of `node`, with another bias and, if given, weight."""
     attrs: dict[str, Any] = dict(source.attrs)
-    if weight is not None:
-        attrs["weight"] = build.add_constant(f"{node.name}.weight", weight.contiguous())
-    attrs["bias"] = build.add_constant(f"{node.name}.bias", bias.contiguous())
+    if fused.weight is not None:
+        attrs["weight"] = build.add_constant(f"{node.name}.weight", fused.weight.contiguous())
+    attrs["bias"] = build.add_constant(f"{node.name}.bias", fused.bias.contiguous())
+    attrs["fused"] = (int(attrs.get("fused", (0, 0.0))[0]) + fused.roundings, fused.magnitude)
     return build.emit(replace(source, name=node.name, shape=node.shape, attrs=attrs))
 
 
@@ -144,22 +175,12 @@ def scaling_before_linear(build: Rebuild, node: Node) -> str | None:
     origin = inner.inputs[0]
     if view is not None:
         origin = build.emit(view_node(build.fresh(f"{node.name}/view"), origin, shape))
-    return _emit_fused(build, node, replace(node, inputs=(origin,)), weight * scale, bias + weight @ shift)
+    known = float(node.attrs.get("fused", (0, 0.0))[1])
+    reach = float((bias.abs() + weight.abs() @ (shift.abs() + scaling.magnitude)).max()) if len(bias) else 0.0
+    # Sums count only the inputs that are not zero; shifted ones are not zero where these are.
+    count = scaling.roundings + int(shift.count_nonzero())
+    fused = _Fused(weight * scale, bias + weight @ shift, count, reach + known)
+    return _emit_fused(build, node, replace(node, inputs=(origin,)), fused)
 
 
-def linear_after_linear(build: Rebuild, node: Node) -> str | None:
-    """W2 (W1 x + b1) + b2 becomes one map when its weight is no larger than the two."""
-    if node.op != "linear" or build[node.inputs[0]].op != "linear" or not build.private(node.inputs[0]):
-        return None
-    source = build[node.inputs[0]]
-    inputs, hidden, outputs = build[source.inputs[0]].shape[-1], source.shape[-1], node.shape[-1]
-    if inputs * outputs > hidden * (inputs + outputs):
-        return None
-    second, first = _weight(build, node), _weight(build, source)
-    if not (_tame(build, source, second) and _tame(build, node, first)):
-        return None
-    bias = _bias(build, node) + second @ _bias(build, source)
-    return _emit_fused(build, node, replace(node, inputs=source.inputs), second @ first, bias)
-
-
-RULES: tuple[Rule, ...] = (scaling_after_affine, scaling_before_linear, linear_after_linear)
+RULES: tuple[Rule, ...] = (scaling_after_affine, scaling_before_linear)

@@ -54,6 +54,9 @@ class Node:
             `padding`, `dilation`, `transposed`, `output_padding`, `groups` (tuples over the
             spatial axes, bool, tuple, int). Input (1, C, *spatial).
         `relu`; `leaky_relu`: attr `negative_slope: float`.
+
+    An affine node that stands for several calls has the attr `fused`: by how many roundings the network's own
+    computation of them exceeds that of the node, and the largest sum of magnitudes that its constant part adds up.
     """
 
     name: str

@@ -14,7 +14,8 @@ from torch import Tensor
 class Lines:
     """Sound lines  lower_slope z + lower_intercept <= f(z) <= upper_slope z + upper_intercept.
 
-    Every tensor is (B, *shape): one line per domain and neuron.
+    Every tensor is (B, *shape): one line per domain and neuron. Sound means in floating point: also with the
+    slope times a coefficient rounded, and the intercepts added up in float64.
 
     Attributes:
         lower_intercept, upper_intercept: None where they are all zero.
@@ -68,6 +69,10 @@ class Relaxation(ABC):
     @abstractmethod
     def lipschitz(self, attrs: Mapping[str, Any]) -> float:
         """Largest |f'|: by how much an error of z can grow."""
+
+    @abstractmethod
+    def roundings(self, attrs: Mapping[str, Any]) -> int:
+        """How often evaluating f rounds its value, relative to it; 0 where it is exact."""
 
     def ignores_lower(self, attrs: Mapping[str, Any]) -> bool:
         """Whether f of an interval with upper bound <= 0 is a point, whatever the lower bound."""

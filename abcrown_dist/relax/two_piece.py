@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from abcrown_dist.relax.base import Lines, Relaxation
+from abcrown_dist.util.numerics import unit_roundoff
 
 
 class TwoPiece(Relaxation):
@@ -39,6 +40,9 @@ class TwoPiece(Relaxation):
     def lipschitz(self, attrs: Mapping[str, Any]) -> float:
         return max(1.0, abs(_negative_slope(attrs)))
 
+    def roundings(self, attrs: Mapping[str, Any]) -> int:
+        return 0 if _negative_slope(attrs) in (0.0, 1.0, -1.0) else 1
+
     def ignores_lower(self, attrs: Mapping[str, Any]) -> bool:
         return _negative_slope(attrs) == 0
 
@@ -50,15 +54,33 @@ class TwoPiece(Relaxation):
         loose = self.is_loose(attrs, lower, upper)
         one, below = torch.ones_like(lower), torch.full_like(lower, s)  # in full precision
         exact = torch.where(lower >= 0, one, below)
-        relative = upper / (upper - lower)  # the chord's slope for s = 0
+        # The chord's slope for s = 0; the halves keep the difference from overflowing.
+        relative = (upper / 2) / (upper / 2 - lower / 2)
         chord = torch.where(loose, s + (1 - s) * relative, exact)
         intercept = torch.where(loose, -lower * ((1 - s) * relative), torch.zeros_like(lower))
         steep = torch.where(upper > -lower, one, below)
         free = torch.where(loose, steep, exact)
+        slack = _slack(lower, upper)
+        above = torch.where(loose, (1 + abs(s)) * slack, torch.zeros_like(slack))
+        if s not in (0.0, 1.0):  # the slope itself is rounded when it multiplies a coefficient
+            above = above + abs(s) * slack
+        below_zero = None if s == 0 else -above
         if s > 1:
-            return Lines(chord, free, intercept, None, None)
+            return Lines(chord, free, intercept - above, above, None)
         alpha_range = torch.where(loose, below, exact), torch.where(loose, one, exact)
-        return Lines(free, chord, None, intercept, alpha_range)
+        return Lines(free, chord, below_zero, intercept + above, alpha_range)
+
+
+def _slack(lower: Tensor, upper: Tensor) -> Tensor:
+    """By how much an intercept moves outward: for the roundings of slope, intercept and their products.
+
+    At most three for the slope, four for the intercept and three for coefficients times slopes, each relative
+    to a product of a slope of at most 1 and an end; intercepts are summed in float64, where the number of neurons
+    counts as well.
+    """
+    count = 16 + (lower[0].numel() if lower.dtype == torch.float64 else 0)
+    size = torch.maximum(lower.abs(), upper.abs())
+    return count * unit_roundoff(lower.dtype) * size + torch.finfo(lower.dtype).tiny
 
 
 def _negative_slope(attrs: Mapping[str, Any]) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -12,14 +14,65 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def sum_error(terms: int, dtype: torch.dtype) -> float:
-    """Relative error of a sum of `terms` products, as a factor of the sum of magnitudes.
+def gamma(roundings: Tensor | float, dtype: torch.dtype) -> Tensor | float:
+    """n u / (1 - n u), the largest relative error of n roundings; infinite from n u = 1/2 on.
 
-    The worst case is terms * u; rounding errors behave like independent ones, so that
-    lambda * sqrt(terms) * u holds with overwhelming probability (Higham and Mary, "A New Approach
-    to Probabilistic Rounding Error Analysis", SISC 2019, theorem 2.4). We take lambda = 4.
+    A sum of products is off by at most gamma_n times the sum of the products' magnitudes, whatever the
+    order of summation and with or without fused multiply-adds, where n counts the roundings on the
+    longest way of a term (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 3.1).
     """
-    return 4 * math.sqrt(max(terms, 1)) * unit_roundoff(dtype)
+    share = roundings * unit_roundoff(dtype)
+    if isinstance(share, Tensor):
+        return torch.where(share < 0.5, share / (1 - share), torch.inf)
+    return share / (1 - share) if share < 0.5 else math.inf
+
+
+def sum_error(terms: Tensor | float, dtype: torch.dtype) -> Tensor | float:
+    """An estimate of the relative error of a sum of `terms` products, far below `gamma` for long sums.
+
+    Rounding errors that behave like independent ones stay below lambda * sqrt(terms) * u with
+    overwhelming probability (Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis",
+    SISC 2019, theorem 2.4); lambda is 4 here. Equal terms round alike, so that this proves nothing.
+    """
+    return 4 * terms**0.5 * unit_roundoff(dtype)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How the errors of bounds are counted.
+
+    Attributes:
+        rigorous: by worst-case bounds (`gamma`), else by estimates (`sum_error`).
+        model: type in which the network itself is computed. Bounds then hold for every such computation
+            of it, one rounding after each operation, in any order of summation; None: for real arithmetic.
+    """
+
+    rigorous: bool = True
+    model: torch.dtype | None = None
+
+    def own(self, roundings: Tensor | float, dtype: torch.dtype) -> Tensor | float:
+        """Relative error of `roundings` roundings in a computation of bounds in `dtype`."""
+        return gamma(roundings, dtype) if self.rigorous else sum_error(roundings, dtype)
+
+    def execution(self, roundings: Tensor | float) -> Tensor | float:
+        """Relative error of `roundings` roundings in the network's own computation."""
+        if self.model is None or not self.rigorous:
+            return 0.0 * roundings
+        return gamma(roundings, self.model)
+
+
+REAL_ARITHMETIC = Rounding()
+"""Bounds hold for the network in real arithmetic, on its stored numbers."""
+
+
+def upward(terms: int, dtype: torch.dtype) -> float:
+    """A factor that makes a computed sum of `terms` nonnegative terms no less than the exact one."""
+    return 1 + 2 * float(gamma(terms + 4, dtype))
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """What an operation may lose where its result is too small for full precision."""
+    return torch.finfo(dtype).tiny * torch.finfo(dtype).eps
 
 
 def round_down(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -68,6 +68,7 @@ class ApartWeights(AllNeurons):
 
     def __init__(self, shared: ShardedWeights) -> None:
         self.graph, self.device, self.dtype = shared.graph, shared.device, shared.dtype
+        self.rounding = shared.rounding
         self._shared = shared
         self._meeting = _Meeting(shared)
         self._queue: list[str] = []

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from abcrown_dist.graph.ir import Graph, Node
 from abcrown_dist.parallel.group import Group
+from abcrown_dist.util.numerics import Rounding
 from abcrown_dist.weights.maps import AffineMap
 
 
@@ -27,6 +28,7 @@ class Weights(Protocol):
         group: the ranks that share these weights.
         transient: weights exist only during a visit, so that autograd must not hold on to them.
         parts: among how many ranks the neurons of every tensor are cut.
+        rounding: how errors of bounds are counted.
     """
 
     graph: Graph
@@ -35,6 +37,7 @@ class Weights(Protocol):
     group: Group
     transient: bool
     parts: int
+    rounding: Rounding
 
     def constant(self, key: str) -> Tensor:
         """A constant of a node that is not affine."""

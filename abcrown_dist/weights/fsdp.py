@@ -21,6 +21,7 @@ from torch import Tensor
 from abcrown_dist.graph.aten import classify
 from abcrown_dist.graph.ir import Graph, Node
 from abcrown_dist.parallel.group import Group, Pending, padded_piece
+from abcrown_dist.util.numerics import REAL_ARITHMETIC, Rounding
 from abcrown_dist.weights.base import AllNeurons
 from abcrown_dist.weights.maps import AffineMap, build_map
 
@@ -76,6 +77,7 @@ class ShardedWeights(AllNeurons):
         only: keys of the constants to take, of affine nodes; default all. Constants of other nodes
             are always taken.
         prefetch: start gathering the next node's weights while one is visited.
+        rounding: see `weights.base.Weights`; default for real arithmetic.
     """
 
     transient = True
@@ -89,7 +91,9 @@ class ShardedWeights(AllNeurons):
         prefetch: bool = True,
         shard_rows: bool = False,
         only: Collection[str] | None = None,
+        rounding: Rounding = REAL_ARITHMETIC,
     ) -> None:
+        self.rounding = rounding
         self.group, self.dtype, self.device, self.prefetch = group, dtype, torch.device(device), prefetch
         self.shard_rows = shard_rows
         self.shards: dict[str, Shard] = {}
@@ -105,7 +109,6 @@ class ShardedWeights(AllNeurons):
         self._rounded = rounds(graph, dtype)
         self._queue: list[str] = []
         self._early: tuple[str, _Gathered] | None = None
-        self._terms: dict[str, int] = {}
 
     def to(self, dtype: torch.dtype) -> ShardedWeights | None:
         """The same shards in another dtype; None where shards hold fewer digits than the model does."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from abcrown_dist.graph.ir import Graph, Node
 from abcrown_dist.parallel.group import ALONE
+from abcrown_dist.util.numerics import REAL_ARITHMETIC, Rounding
 from abcrown_dist.weights.base import AllNeurons
 from abcrown_dist.weights.maps import AffineMap, build_map
 
@@ -21,15 +22,20 @@ class LocalWeights(AllNeurons):
         graph: the network.
         dtype: floating-point type of all bounds; integer constants (indices) keep theirs.
         device: where the weights live.
+        rounding: see `weights.base.Weights`; default for real arithmetic.
     """
 
     transient = False
     group = ALONE
 
     def __init__(
-        self, graph: Graph, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+        self,
+        graph: Graph,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        rounding: Rounding = REAL_ARITHMETIC,
     ) -> None:
-        self.graph, self.dtype, self.device = graph, dtype, torch.device(device)
+        self.graph, self.dtype, self.device, self.rounding = graph, dtype, torch.device(device), rounding
         self._constants = {key: self._place(value) for key, value in graph.constants.items()}
         self._maps: dict[str, AffineMap] = {}
 
@@ -50,7 +56,7 @@ class LocalWeights(AllNeurons):
 
     def to(self, dtype: torch.dtype) -> LocalWeights:
         """The same weights in another dtype, converted from the graph's own constants."""
-        return self if dtype == self.dtype else LocalWeights(self.graph, dtype, self.device)
+        return self if dtype == self.dtype else LocalWeights(self.graph, dtype, self.device, self.rounding)
 
     def _place(self, value: Tensor) -> Tensor:
         dtype = self.dtype if value.is_floating_point() else value.dtype

@@ -5,13 +5,15 @@ For a node  y = sum_i W_i x_i + b  every map offers
     apply(x_1, ...)     sum_i W_i x_i + b        (M, *in_i) -> (M, *out)
     linear(x_1, ...)    sum_i W_i x_i
     absolute(x_1, ...)  sum_i |W_i| x_i
-    squared(x_1, ...)   sum_i W_i^2 x_i (entrywise square), or more, for x >= 0
+    roundings(x_1, ...) how often each output is rounded on its way at most, if only the marked operands
+                        (1, the others 0) are not zero; 0 where the map is exact. (M, *out)
     transpose(A)        (W_i^T A)_i              (M, *out) -> (M, *in_i) for each i
     offset()            b (*out), or None where it is zero
     rows(index)         rows of W_1 for the given flat output neurons, (len, *in_1), or None where
                         multiplying by an identity is no slower
 
-The engine folds domains and rows into M. `terms` is the number of products that one output sums.
+The engine folds domains and rows into M. `terms` is the number of products that one output sums,
+`readers` the number of outputs that read one operand: what an entry of `transpose` sums.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,7 +29,14 @@ from abcrown_dist.graph.aten import RESHAPE, absolute, nonnegative
 from abcrown_dist.graph.execute import call
 from abcrown_dist.graph.ir import Graph, Node
 from abcrown_dist.util.light_autograd import plain_shapes
-from abcrown_dist.weights.terms import longest_sum
+from abcrown_dist.weights.terms import (
+    fused_roundings,
+    longest_sum,
+    most_readers,
+    readers_of,
+    roundings_of,
+    sum_counts,
+)
 
 _NARROW = 12  # columns of a product
 _BLOCK = 1 << 22  # entries of a changed weight at once
@@ -38,6 +46,7 @@ class AffineMap(ABC):
     """One affine node with its weights at hand. See the module's text for the methods."""
 
     terms: int = 1
+    readers: int = 1
     nonnegative: bool = False  # all coefficients of W are >= 0: an interval maps end to end
     identity_rows: bool = False  # every W_i keeps the flat order: an identity row stays one
 
@@ -48,7 +57,7 @@ class AffineMap(ABC):
     def absolute(self, *xs: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def squared(self, *xs: Tensor) -> Tensor: ...
+    def roundings(self, *xs: Tensor) -> Tensor: ...
 
     @abstractmethod
     def transpose(self, A: Tensor) -> tuple[Tensor, ...]: ...
@@ -76,12 +85,19 @@ def product(rows: Tensor, matrix: Tensor) -> Tensor:
     return (rows @ padded)[..., :width].contiguous()
 
 
+def _additions(products: Tensor, constant: Tensor, fused: int) -> Tensor:
+    """Roundings of sums of so many products: one each but for the first, and what `sum_counts` adds."""
+    return (products - 1).clamp(min=0) + torch.where(products > 0, constant, 0) + fused
+
+
 class LinearMap(AffineMap):
     """Canonical `linear`: acts on the last axis; weight (O, I), bias (O,)."""
 
     def __init__(self, node: Node, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias, self.shape = weight, bias, node.shape
-        self.terms = weight.shape[1]
+        self.terms, self.readers = weight.shape[1], readers_of(node, tuple(weight.shape))
+        self.fused = fused_roundings(node)
+        self._counts: tuple[Tensor, Tensor] | None = None
 
     def linear(self, *xs: Tensor) -> Tensor:
         return product(xs[0], self.weight.T)
@@ -95,8 +111,10 @@ class LinearMap(AffineMap):
     def absolute(self, *xs: Tensor) -> Tensor:
         return self._in_blocks(xs[0], torch.abs)
 
-    def squared(self, *xs: Tensor) -> Tensor:
-        return self._in_blocks(xs[0], torch.square)
+    def roundings(self, *xs: Tensor) -> Tensor:
+        self._counts = self._counts or sum_counts(self.weight, self.bias)
+        products = torch.minimum(xs[0].sum(-1, keepdim=True), self._counts[0])
+        return _additions(products, self._counts[1], self.fused)
 
     def _in_blocks(self, x: Tensor, entrywise: Callable[[Tensor], Tensor]) -> Tensor:
         """x times entrywise(W)^T in blocks of outputs, so that entrywise(W) never exists as a whole."""
@@ -131,6 +149,10 @@ class ConvMap(AffineMap):
         self.transposed, self.groups = bool(attrs["transposed"]), int(attrs["groups"])
         self.output_padding = attrs["output_padding"]
         self.terms = weight.shape[0 if self.transposed else 1] * math.prod(weight.shape[2:])
+        self.terms = self.terms // self.groups if self.transposed else self.terms
+        self.readers = readers_of(node, tuple(weight.shape))
+        self.fused = fused_roundings(node)
+        self._counts: tuple[Tensor, Tensor] | None = None
 
     def linear(self, *xs: Tensor) -> Tensor:
         return self._forward(xs[0], self.weight, None)
@@ -141,8 +163,26 @@ class ConvMap(AffineMap):
     def absolute(self, *xs: Tensor) -> Tensor:
         return self._forward(xs[0], self.weight.abs(), None)
 
-    def squared(self, *xs: Tensor) -> Tensor:
-        return self._forward(xs[0], self.weight.square(), None)
+    def roundings(self, *xs: Tensor) -> Tensor:
+        self._counts = self._counts or sum_counts(self._by_output(), self.bias)
+        axes = [1] * (len(self.shape) - 2)
+        marks = xs[0].flatten(0, 1).unflatten(1, (self.groups, -1)).sum(2)
+        ones = marks.new_ones(self.groups, 1, *self.weight.shape[2:])
+        reached = torch.ops.aten.convolution(
+            marks, ones, None, self.stride, self.padding, self.dilation, self.transposed,
+            self.output_padding, self.groups,
+        ).round()  # fmt: skip
+        reached = reached.repeat_interleave(self.shape[1] // self.groups, dim=1)
+        own, constant = (count.reshape(-1, *axes) for count in self._counts)
+        return _additions(torch.minimum(reached, own), constant, self.fused).reshape(-1, *self.shape)
+
+    def _by_output(self) -> Tensor:
+        """The weight as (outputs, entries that one output reads)."""
+        if not self.transposed:
+            return self.weight.flatten(1)
+        groups, outputs = self.groups, self.weight.shape[1]
+        grouped = self.weight.unflatten(0, (groups, -1)).transpose(1, 2)
+        return grouped.reshape(groups * outputs, -1)
 
     def transpose(self, A: Tensor) -> tuple[Tensor, ...]:
         batch = A.flatten(0, 1)  # the example's own leading axis is 1
@@ -238,6 +278,7 @@ class AtenMap(AffineMap):
         self.node, self.constants = node, constants
         self.nonnegative = nonnegative(node)
         self.terms = longest_sum(node, in_shapes, constants)
+        self.readers = most_readers(node, in_shapes, constants)
         self._zeros = tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in in_shapes)
         with torch.no_grad():
             at_zero = self._once(*self._zeros)
@@ -256,12 +297,9 @@ class AtenMap(AffineMap):
     def absolute(self, *xs: Tensor) -> Tensor:
         return self.linear(*xs) if self.nonnegative else self._entrywise(*absolute(self.node), torch.abs, xs)
 
-    def squared(self, *xs: Tensor) -> Tensor:
-        node, keys = absolute(self.node)
-        if node is self.node and not keys:
-            # Averages and sums have coefficients of at most 1, whose squares are no larger.
-            return self.linear(*xs)
-        return self._entrywise(_with_squared_numbers(node), keys, torch.square, xs)
+    def roundings(self, *xs: Tensor) -> Tensor:
+        count = roundings_of(self.node, self.terms, self.constants)
+        return xs[0].new_full((1, *self.node.shape), count).expand(len(xs[0]), *self.node.shape)
 
     def _entrywise(
         self, node: Node, keys: Collection[str], change: Callable[[Tensor], Tensor], xs: tuple[Tensor, ...]
@@ -294,7 +332,10 @@ class ReshapeMap(AffineMap):
     def linear(self, *xs: Tensor) -> Tensor:
         return xs[0].reshape(xs[0].shape[0], *self.shape)
 
-    absolute = squared = linear
+    absolute = linear
+
+    def roundings(self, *xs: Tensor) -> Tensor:
+        return xs[0].new_zeros(1, 1).expand(len(xs[0]), math.prod(self.shape)).reshape(-1, *self.shape)
 
     def transpose(self, A: Tensor) -> tuple[Tensor, ...]:
         return (A.reshape(A.shape[0], *self.in_shape),)
@@ -313,25 +354,16 @@ class SumMap(AffineMap):
     def linear(self, *xs: Tensor) -> Tensor:
         return xs[0] + xs[1]
 
-    absolute = squared = linear
+    absolute = linear
+
+    def roundings(self, *xs: Tensor) -> Tensor:
+        return torch.minimum(xs[0], xs[1])  # a sum with zero is exact
 
     def transpose(self, A: Tensor) -> tuple[Tensor, ...]:
         return (A, A)
 
     def offset(self) -> Tensor | None:
         return None
-
-
-def _with_squared_numbers(node: Node) -> Node:
-    """The call with the square of every number that scales an operand."""
-    if node.op == "convolution":  # its numbers are strides and paddings
-        return node
-
-    def square(item: object) -> object:
-        return item * item if isinstance(item, (int, float)) else item
-
-    args = tuple(square(item) for item in node.args)
-    return replace(node, args=args, kwargs={name: square(item) for name, item in node.kwargs.items()})
 
 
 def build_map(
@@ -366,7 +398,7 @@ def is_plain_sum(graph: Graph, node: Node) -> bool:
 
 
 def changed_entries(graph: Graph, node: Node, own: int) -> int:
-    """Most entries of |W| or W squared that exist at once, for the map of `own` outputs of an affine node."""
+    """Most entries of |W| that exist at once, for the map of `own` outputs of an affine node."""
     if node.op == "linear":
         outputs, inputs = graph.constants[node.attrs["weight"].key].shape
         return min(math.ceil(outputs * own / node.size), max(1, _BLOCK // inputs)) * inputs

@@ -8,6 +8,7 @@ import torch
 
 from abcrown_dist.graph.ir import Graph
 from abcrown_dist.parallel.group import Group
+from abcrown_dist.util.numerics import REAL_ARITHMETIC, Rounding
 from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.fsdp import ShardedWeights
 from abcrown_dist.weights.local import LocalWeights
@@ -23,18 +24,20 @@ def place_weights(
     *,
     prefetch: bool,
     shard_rows: bool,
+    rounding: Rounding = REAL_ARITHMETIC,
 ) -> Weights:
     """Weights of `graph` as `parallel.mode` says.
 
     Args:
         graph: with its constants' values on the group's first rank.
         mode: `none`, `fsdp` or `tp`.
+        rounding: see `weights.base.Weights`; default for real arithmetic.
     """
     if mode == "fsdp":
-        return ShardedWeights(graph, group, dtype, device, prefetch, shard_rows)
+        return ShardedWeights(graph, group, dtype, device, prefetch, shard_rows, rounding=rounding)
     if mode == "tp" and group.size > 1:
-        return TensorParallelWeights(graph, group, dtype, device)
-    return LocalWeights(graph, dtype, device)
+        return TensorParallelWeights(graph, group, dtype, device, rounding)
+    return LocalWeights(graph, dtype, device, rounding)
 
 
 def share_values(graph: Graph, group: Group) -> Graph:

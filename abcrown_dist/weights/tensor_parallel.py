@@ -25,6 +25,7 @@ from torch import Tensor
 
 from abcrown_dist.graph.ir import Const, Graph, Node
 from abcrown_dist.parallel.group import Group
+from abcrown_dist.util.numerics import REAL_ARITHMETIC, Rounding
 from abcrown_dist.weights.fsdp import ShardedWeights, without_values
 from abcrown_dist.weights.layout import Ends, How, plan_layouts, weight_ends
 from abcrown_dist.weights.maps import (
@@ -36,6 +37,7 @@ from abcrown_dist.weights.maps import (
     SumMap,
     is_plain_sum,
 )
+from abcrown_dist.weights.terms import readers_of
 
 
 class TensorParallelWeights:
@@ -45,6 +47,7 @@ class TensorParallelWeights:
         graph: the first rank's with its constants' values; `without_values` of it on the others.
         group: the ranks that share the weights.
         dtype, device: of the parts.
+        rounding: see `weights.base.Weights`; default for real arithmetic.
     """
 
     transient = True
@@ -55,8 +58,9 @@ class TensorParallelWeights:
         group: Group,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        rounding: Rounding = REAL_ARITHMETIC,
     ) -> None:
-        self.parts = group.size
+        self.parts, self.rounding = group.size, rounding
         self.group, self.dtype, self.device = group, dtype, torch.device(device)
         self.graph = without_values(graph)
         self.layouts = plan_layouts(graph, group.size)
@@ -238,6 +242,7 @@ class _OwnOutputs(AffineMap):
         self.in_shape = weights.graph[node.inputs[0]].shape
         self.own = weights.shape(node.name)[0]
         self.terms = 1 if inner is None else inner.terms
+        self.readers = readers_of(node, tuple(weights.graph.constants[node.attrs["weight"].key].shape))
         self.out_shape = () if inner is None else _own_out_shape(node, self.own)
 
     def linear(self, *xs: Tensor) -> Tensor:
@@ -249,8 +254,8 @@ class _OwnOutputs(AffineMap):
     def absolute(self, *xs: Tensor) -> Tensor:
         return self._forward(xs[0], "absolute")
 
-    def squared(self, *xs: Tensor) -> Tensor:
-        return self._forward(xs[0], "squared")
+    def roundings(self, *xs: Tensor) -> Tensor:
+        return self._forward(xs[0], "roundings")
 
     def transpose(self, A: Tensor) -> tuple[Tensor, ...]:
         rank, size = self.weights.group.rank, self.weights.group.size
@@ -288,7 +293,7 @@ class _Replicated(AffineMap):
         self.in_shapes = [weights.graph[name].shape for name in node.inputs]
         self.out_shape = node.shape
         self.first, self.last = weights._range(node.name)
-        self.terms, self.nonnegative = inner.terms, inner.nonnegative
+        self.terms, self.readers, self.nonnegative = inner.terms, inner.readers, inner.nonnegative
 
     def linear(self, *xs: Tensor) -> Tensor:
         return self._forward(xs, "linear")
@@ -299,8 +304,8 @@ class _Replicated(AffineMap):
     def absolute(self, *xs: Tensor) -> Tensor:
         return self._forward(xs, "absolute")
 
-    def squared(self, *xs: Tensor) -> Tensor:
-        return self._forward(xs, "squared")
+    def roundings(self, *xs: Tensor) -> Tensor:
+        return self._forward(xs, "roundings")
 
     def transpose(self, A: Tensor) -> tuple[Tensor, ...]:
         rank = self.weights.group.rank
@@ -331,7 +336,7 @@ class _Pooled(AffineMap):
 
     def __init__(self, inner: AtenMap, in_shape: tuple[int, ...]) -> None:
         self.inner, self.in_shape = inner, in_shape
-        self.terms, self.nonnegative = inner.terms, inner.nonnegative
+        self.terms, self.readers, self.nonnegative = inner.terms, inner.readers, inner.nonnegative
 
     def linear(self, *xs: Tensor) -> Tensor:
         return self.inner.linear(self._shaped(xs[0])).flatten(1)
@@ -339,8 +344,8 @@ class _Pooled(AffineMap):
     def absolute(self, *xs: Tensor) -> Tensor:
         return self.inner.absolute(self._shaped(xs[0])).flatten(1)
 
-    def squared(self, *xs: Tensor) -> Tensor:
-        return self.inner.squared(self._shaped(xs[0])).flatten(1)
+    def roundings(self, *xs: Tensor) -> Tensor:
+        return self.inner.roundings(self._shaped(xs[0])).flatten(1)
 
     def transpose(self, A: Tensor) -> tuple[Tensor, ...]:
         return (self.inner.transpose(A.reshape(-1, *self.inner.node.shape))[0].flatten(1),)
