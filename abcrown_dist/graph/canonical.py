@@ -239,7 +239,7 @@ def leaky_relu(build: Rebuild, node: Node) -> str | None:
     """Leaky ReLU, also as a PReLU with one slope for all; outside [0, 1] as a sum of two ReLUs."""
     if not node.target or node.op not in ("leaky_relu", "_prelu_kernel", "prelu") or len(node.inputs) != 1:
         return None
-    given = build.constant(node.args[1]) if len(node.args) > 1 else torch.tensor(0.01, dtype=torch.float64)
+    given = build.constant(node.args[1]) if len(node.args) > 1 else torch.tensor(0.01).double()
     if node.args[0] != Arg(0) or given is None or not (given == given.reshape(-1)[0]).all():
         return None
     slope = float(given.reshape(-1)[0])

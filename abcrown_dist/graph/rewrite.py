@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ def rewrite(graph: Graph, dtype: torch.dtype) -> Graph:
     """
     if dtype == torch.float64:
         _refuse_narrowing(graph)
-    graph = check(apply(check(graph), canonical.RULES))
+    graph = check(apply(check(_with_rounded_numbers(graph, dtype)), canonical.RULES))
     while True:
         before = graph.nodes
         for rules in PASSES:
@@ -41,6 +42,22 @@ def rewrite(graph: Graph, dtype: torch.dtype) -> Graph:
         if graph.nodes == before:
             break
     return replace(graph, constants=layout.unify_floats(dict(graph.constants), dtype))
+
+
+def _with_rounded_numbers(graph: Graph, dtype: torch.dtype) -> Graph:
+    """Numbers among the arguments as the network's own arithmetic takes them: 0.1 times a float32 tensor
+    is its product with the float32 next to 0.1."""
+
+    def rounded(item: Any) -> Any:
+        if isinstance(item, (tuple, list)):
+            return tuple(rounded(part) for part in item)
+        return float(torch.tensor(item, dtype=dtype)) if isinstance(item, float) else item
+
+    nodes = [
+        replace(node, args=rounded(node.args), kwargs={key: rounded(v) for key, v in node.kwargs.items()})
+        for node in graph
+    ]
+    return replace(graph, nodes=tuple(nodes))
 
 
 def _refuse_narrowing(graph: Graph) -> None:

@@ -152,11 +152,12 @@ def test_margins_near_zero(gap: float, method: str) -> None:
     prop = problem(disjunct(where, 1.0, -6.875 - gap))  # y <= minimum - gap: false for a positive gap
     single = run(network(Affine(), 2, torch.float32), prop, method)
     double = run(network(Affine(), 2, torch.float64), prop, method)
-    assert single.margins[0][0] == pytest.approx(gap, abs=2e-6)
+    # Intervals are moved outward by their own rounding: what that costs shows in the margin.
+    assert single.margins[0][0] == pytest.approx(gap, abs=1e-5 if method == "ibp" else 2e-6)
     assert (single.refuted == {0}) == (gap == 1e-3)
-    assert (single.doubtful == {0}) == (abs(gap) < 1e-5)
+    assert (single.doubtful == {0}) == (abs(gap) < 1e-5 and method != "ibp")
     assert (double.refuted == {0}) == (gap > 0)
-    assert (double.doubtful == {0}) == (gap == 0)
+    assert (double.doubtful == {0}) == (gap == 0 and method != "ibp")
 
 
 def test_rounded_coefficients_count() -> None:

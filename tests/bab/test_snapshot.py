@@ -218,8 +218,9 @@ def as_tensors(relaxed: Relaxed) -> dict[str, Tensor]:
     """All bounds, sensitivities and lines by name."""
     found: dict[str, Tensor] = {}
     for name, item in relaxed.intervals.items():
-        found |= {f"{side} of {name}": getattr(item, side) for side in ("lower", "upper", "error")}
+        found |= {f"{side} of {name}": getattr(item, side) for side in ("lower", "upper")}
     found |= {f"sensitivity of {name}": rate for name, rate in relaxed.sensitivity.items()}
+    found |= {f"peak of {name}": peak for name, peak in relaxed.peak.items()}
     for name, node in relaxed.nodes.items():
         for key, value in vars(node.lines).items():
             values = value if isinstance(value, tuple) else (value,)
@@ -254,7 +255,7 @@ def test_root_bounds_are_cut_as_the_weights_are() -> None:
     found = as_tensors(root_bounds(half, root_tensors(weights, relaxed)))
     for key, value in as_tensors(relaxed).items():
         name = key.partition(" of ")[2]
-        assert_same({key: found[key]}, {key: half.own(name, value)})
+        assert_same({key: found[key]}, {key: value if key.startswith("peak") else half.own(name, value)})
 
 
 def test_root_bounds_of_another_precision_are_refused() -> None:
@@ -262,7 +263,7 @@ def test_root_bounds_of_another_precision_are_refused() -> None:
     tensors = root_tensors(weights, relaxed)
     with pytest.raises(LoadError, match="another network or precision"):
         root_bounds(weights_of(draw("mlp", 1), torch.float64), tensors)
-    key = next(key for key in tensors if key.startswith("root/error/"))
+    key = next(key for key in tensors if key.startswith("root/sensitivity/"))
     with pytest.raises(LoadError, match="another network or precision"):
         root_bounds(weights, tensors | {key: tensors[key].double()})
 

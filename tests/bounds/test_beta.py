@@ -221,7 +221,8 @@ def test_rounding_in_float32_is_within_the_error(name: str) -> None:
         rounded = evaluate(single.problem, alpha, beta)[0]
         assert (rounded.error > 0).all()
         assert (rounded.error < 1e-3 * (1 + size) * (1 + exact.lower.abs())).all()
-        assert ((rounded.lower.double() - exact.lower).abs() <= rounded.error + exact.error).all()
+        # Root bounds of float32 are wider, so that its bounds are lower.
+        assert (rounded.lower.double() - rounded.error <= exact.lower + exact.error).all()
         for b in range(single.count):
             assert (rounded.lower[b].double() - rounded.error[b] <= single.least(b)).all()
 

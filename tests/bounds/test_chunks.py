@@ -70,7 +70,6 @@ def test_equal_grids_give_equal_bits(name: str, method: str) -> None:
         for key, interval in first.items():
             assert torch.equal(interval.lower, second[key].lower)
             assert torch.equal(interval.upper, second[key].upper)
-            assert torch.equal(interval.error, second[key].error)
 
 
 def test_rows_of_a_full_chunk_do_not_depend_on_their_neighbours() -> None:

@@ -18,6 +18,7 @@ from tests.bounds import oracle
 from tests.bounds.sampling import assert_contains, sample_outputs
 
 SINGLE = torch.float32
+DOUBLE = torch.float64  # in float32 bounds are moved outward by more than some tolerances here
 
 
 @pytest.fixture(params=oracle.NAMES)
@@ -32,7 +33,7 @@ def samples(case: oracle.Case) -> dict[str, Tensor]:
 
 def bounds(case: oracle.Case, settings: BoundSettings) -> Interval:
     with torch.no_grad():
-        found = bound_outputs(LocalWeights(case.graph, SINGLE), case.boxes(SINGLE), settings)
+        found = bound_outputs(LocalWeights(case.graph, DOUBLE), case.boxes(DOUBLE), settings)
     assert_contains(found, samples(case), 0, 1e-5)
     return found[case.graph.outputs[0]]
 
@@ -67,7 +68,7 @@ def test_same_bounds_of_unstable_pre_activations(case: oracle.Case) -> None:
     """Stable ones may come from interval bounds on either side."""
     with torch.no_grad():
         relaxed = bound_intermediate(
-            LocalWeights(case.graph, SINGLE), case.boxes(SINGLE), BoundSettings(compare_with_ibp=False)
+            LocalWeights(case.graph, DOUBLE), case.boxes(DOUBLE), BoundSettings(compare_with_ibp=False)
         )
     names, reference = preactivations(case.graph), case.preactivations()
     assert len(names) == len(reference)

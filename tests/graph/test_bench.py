@@ -43,7 +43,7 @@ EXPECTED = {
     "rl_benchmarks/dubinsrejoin.onnx": (6, {"relu": 2}),
     "sri_resnet_a/resnet_3b2_bn_mixup_adv_4.0_bs128_lr-1.onnx": (25, {"relu": 8}),
     "sri_resnet_b/resnet_3b2_bn_mixup_ssadv_4.0_bs128_lr-1_v2.onnx": (25, {"relu": 8}),
-    "tllverifybench/tllBench_n=2_N=M=16_m=1_instance_1_0.onnx": (25, {"relu": 8}),
+    "tllverifybench/tllBench_n=2_N=M=16_m=1_instance_1_0.onnx": (27, {"relu": 8}),
     "cgan/cGAN_imgSz64_nCh_3.onnx": (32, {"relu": 9}),
     "dist_shift/mnist_concat.onnx": (10, {"relu": 3, "sigmoid": 1}),
     "metaroom/4cnn_tz_19_3_no_custom_OP.onnx": (9, {"relu": 3}),

@@ -79,7 +79,7 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...], dict[str, int]]] = {
     "bmm_different": (Lambda(lambda x: torch.bmm(x, torch.stack([M32, M32 * 2]))), (2, 4, 3), {"bmm": 1}),
     "addmm_scaled": (Lambda(lambda x: torch.addmm(V3, x, M33, beta=2, alpha=-3)), (1, 3), {"linear": 1}),
     "addmm_rows": (Lambda(lambda x: torch.addmm(M33, x, M33)), (3, 3), {"addmm": 1}),
-    "two_linear": (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), (1, 8), {"linear": 1}),
+    "two_linear": (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), (1, 8), {"linear": 2}),
     "bottleneck": (nn.Sequential(nn.Linear(8, 1), nn.Linear(1, 8)), (1, 8), {"linear": 2}),
     "conv_bn": (nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.BatchNorm2d(4)), (1, 2, 5, 5), {"conv": 1}),
     "conv_transposed_bn": (

@@ -103,7 +103,6 @@ def bounds_of(weights: Weights, case: Case, shard_rows: bool = False) -> dict[st
         key: (
             weights.whole(key, value.lower).clone(),
             weights.whole(key, value.upper).clone(),
-            weights.whole(key, value.error).clone(),
         )
         for key, value in result.items()
     }

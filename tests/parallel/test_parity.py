@@ -64,7 +64,7 @@ def assert_same_bits(
     for case, one, other in zip(cases, expected, found, strict=True):
         assert one.keys() == other.keys()
         for key in one:
-            for what, a, b in zip(("lower", "upper", "error"), one[key], other[key], strict=True):
+            for what, a, b in zip(("lower", "upper"), one[key], other[key], strict=True):
                 assert torch.equal(a, b), f"{case}: {what} of {key} differs by {(a - b).abs().max()}"
 
 
@@ -77,9 +77,6 @@ def assert_close(
             for what, a, b in zip(("lower", "upper"), one[key], other[key], strict=False):
                 gap = float((a - b).abs().max())
                 assert gap <= 1e-5 * scale, f"{case}: {what} of {key} is off by {gap / scale:.1e}"
-            # Shorter sums round less, and are added up once more.
-            error, other_error = one[key][2], other[key][2]
-            assert (other_error >= 0.4 * error).all() and (other_error <= 2 * error).all(), f"{case}: {key}"
 
 
 @pytest.mark.parametrize(("name", "size"), PLACES)

@@ -116,14 +116,23 @@ def _check_forward(
         assert offset.shape == node.shape
         close(offset, base)
     close(affine.absolute(*xs), _product([matrix.abs() for matrix in matrices], xs, node.shape))
-    positive = [x.abs() for x in xs]
-    square = _product([matrix.square() for matrix in matrices], positive, node.shape)
-    squared = affine.squared(*positive)
-    assert (squared >= square - 1e-11).all()
-    if not affine.nonnegative:
-        close(squared, square)
-    else:
+    if affine.nonnegative:
         assert all((matrix >= 0).all() for matrix in matrices)
+    _check_roundings(affine, node, matrices, base, xs)
+
+
+def _check_roundings(
+    affine: AffineMap, node: Node, matrices: list[Tensor], base: Tensor, xs: list[Tensor]
+) -> None:
+    """A sum of n terms that are not zero rounds n - 1 times at least, and a product by no sign once."""
+    marks = [(x > 0).to(DOUBLE) for x in xs]
+    counts = affine.roundings(*marks)
+    assert counts.shape == (len(xs[0]), *node.shape)
+    signs = [(matrix != 0).to(DOUBLE) for matrix in matrices]
+    terms = _product(signs, marks, node.shape) + (base != 0)
+    inexact = _product([((m != 0) & (m.abs() != 1)).to(DOUBLE) for m in matrices], marks, node.shape) > 0
+    assert (counts >= (terms - 1).clamp(min=0) - 1e-9).all()
+    assert (counts[inexact] >= 1).all()
 
 
 def _check_backward(
@@ -140,5 +149,7 @@ def _check_terms(affine: AffineMap, matrices: list[Tensor]) -> None:
     """`terms` bounds the length of every sum; a map said to round nothing sums nothing."""
     longest = int((torch.cat(matrices, 1) != 0).sum(1).max())
     assert affine.terms >= longest, f"a sum of {longest} products is charged as one of {affine.terms}"
+    most = int(max((matrix != 0).sum(0).max() for matrix in matrices))
+    assert affine.readers >= most, f"an operand that {most} outputs read is charged as read by {affine.readers}"
     if affine.identity_rows:
         assert all(torch.equal(matrix, torch.eye(len(matrix), dtype=DOUBLE)) for matrix in matrices)

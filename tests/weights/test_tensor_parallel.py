@@ -39,9 +39,9 @@ def gaps(group: Group, name: str) -> dict[str, float]:
         xs, A = [draw(x) for x in node.inputs], draw(node.name)
         own = [weights.own(x, value) for x, value in zip(node.inputs, xs, strict=True)]
         with weights.visit(node) as part, local.visit(node) as whole:
-            for method in ("apply", "linear", "absolute", "squared"):
-                given = [x.abs() for x in xs] if method == "squared" else xs
-                mine = [x.abs() for x in own] if method == "squared" else own
+            for method in ("apply", "linear", "absolute", "roundings"):
+                given = [(x > 0).double() for x in xs] if method == "roundings" else xs
+                mine = [(x > 0).double() for x in own] if method == "roundings" else own
                 result = weights.whole(node.name, getattr(part, method)(*mine))
                 found[f"{node.name} {method}"] = _gap(result, getattr(whole, method)(*given))
             for x, back, expected in zip(
