@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from abcrown_dist.bab.combination import Combination, averaged, judge_combined, judge_shifted, sharpened
 from abcrown_dist.bab.domains import Domains, child_ident, concatenate, pad_last
 from abcrown_dist.bab.flat import flat_points
 from abcrown_dist.bab.goals import Goals
 from abcrown_dist.bab.heuristics import Branching, Chooser, Rows
-from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite, verdicts
+from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite
 from abcrown_dist.bab.leaves import Leaf, LeafPrograms
 from abcrown_dist.bab.neurons import Neurons
 from abcrown_dist.bab.slices import slices
@@ -56,7 +57,8 @@ class ReluSplitter:
 
     State of a domain: `neuron` and `sign` (D) of its decisions (sign 0: none), their multipliers `beta`
     (R, D), slopes `alpha` (R, U) of the neurons that are loose at the root, and `row` (1), the row of its
-    goal that is nearest to proof.
+    goal that is nearest to proof. Where a goal has several rows, the last of the R rows is a combination of
+    the others with the multipliers `lambda`.
 
     Args:
         weights: of the network.
@@ -83,12 +85,18 @@ class ReluSplitter:
         self.chooser = Chooser(self.neurons, settings.branching)
         sane = stays_finite(weights, relaxed, largest)[:, None].expand(len(goals), 1)
         lost = lost_by_rounding(weights, goals.lost, relaxed, box, goals.rhs)
-        self.judge = Judge(goals.rhs, lost, sane)
+        self.judge = Judge(goals.rhs, lost, sane, goals.strict)
+        self.combination = Combination.of(weights, goals)
         self._programs: LeafPrograms | None = None
 
     def roots(self) -> Domains:
         """The whole box, once for every goal, with CROWN's slopes."""
         count, rows = self.goals.rhs.shape
+        lam = torch.zeros(count, 0, dtype=self.weights.dtype, device=self.weights.device)
+        if self.combination is not None:
+            every = torch.arange(count, device=self.weights.device)
+            lam = self.combination.first(self.weights, self.relaxed, self.box, every)
+            rows += 1
         device = self.weights.device
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -105,6 +113,7 @@ class ReluSplitter:
                 "alpha": self.neurons.movable.default(self.relaxed, rows, count).clone(),
                 "beta": zeros(rows, 0, dtype=self.weights.dtype),
                 "row": zeros(1),
+                "lambda": lam,
             },
         )
 
@@ -160,32 +169,48 @@ class ReluSplitter:
     def _bound(self, domains: Domains) -> Bounded:
         state, goal, count = domains.state, domains.goal, len(domains)
         splits = self._splits(domains)
-        judge = self.judge.select(goal)
+        judge = shifted = self.judge.select(goal)
+        if self.combination is not None:
+            shifted = judge_shifted(judge, self.combination.unit[goal])
 
         def decided(best: RowBounds, index: Tensor) -> Tensor:
-            margin, error = judge.select(index).weigh(best)
+            margin, error = shifted.select(index).weigh(best)
             return (margin > 2 * error).any(1)  # twice: the error is measured again at the end
 
         at_root = bool((domains.depth == 0).all())
+        problem = self._problem(self.goals.start(goal), splits, count)
+        if self.combination is not None:
+            problem = dataclasses.replace(problem, mixture=self.combination.mixture(goal))
         found = maximise(
-            self._problem(self.goals.start(goal), splits, count),
+            problem,
             state["alpha"],
             state["beta"],
             self.settings.root if at_root else self.settings.beta,
             decided,
             self.deadline,
+            state["lambda"],
         )
-        margin, error = judge.weigh(found.bounds)
+        bounds, combined = found.bounds, None
+        if problem.mixture is not None and found.lam is not None:
+            combined = problem.mixture.combined(found.lam)
+            judge = judge_combined(self.weights, judge, combined, self.relaxed, self.box)
+            bounds = sharpened(self.weights, bounds, combined)
+        margin, error = judge.weigh(bounds)
+        proven, doubtful = judge.verdicts(margin, error)
+        margin = margin if combined is None else averaged(margin, combined)
         best, row = margin.nan_to_num(nan=-torch.inf).max(1)
         every = torch.arange(count, device=row.device)
         points = {
             name: part.expand(count, *part.shape[1:])[every, row] for name, part in found.points.items()
         }
         new = {**state, "alpha": found.alpha, "beta": found.beta, "row": row[:, None]}
+        if found.lam is not None:
+            new["lambda"] = found.lam
         return Bounded(
             # What was shown of the parent holds in its parts.
             dataclasses.replace(domains, margin=torch.maximum(domains.margin, best), state=new),
-            *verdicts(margin, error),
+            proven,
+            doubtful,
             flat_points(self.weights, self.box, points, count),
         )
 
@@ -194,15 +219,29 @@ class ReluSplitter:
         state, goal = domains.state, domains.goal
         every = torch.arange(len(domains), device=goal.device)
         row = state["row"][:, 0]
+        start, enough = self._chosen(goal, row, state["lambda"])
         return Rows(
-            problem=self._problem(self.goals.start(goal, row), self._splits(domains), len(domains)),
+            problem=self._problem(start, self._splits(domains), len(domains)),
             neuron=state["neuron"],
             sign=state["sign"],
             alpha=state["alpha"][every, row][:, None],
             beta=state["beta"][every, row][:, None],
-            enough=self.goals.rhs[goal, row],
+            enough=enough,
             free=self._free(domains),
         )
+
+    def _chosen(self, goal: Tensor, row: Tensor, lam: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """One row (B, 1, *shape) of each domain, or the combination, and the bound (B,) that refutes it."""
+        last = self.goals.rhs.shape[1]
+        single = row.clamp(max=last - 1)
+        start, enough = self.goals.start(goal, single), self.goals.rhs[goal, single]
+        if self.combination is None or not bool((row == last).any()):
+            return start, enough
+        mixed = self.combination.mixture(goal, alone=True).combined(lam)
+        for name, part in mixed.rows.items():
+            here = (row == last).reshape(-1, *[1] * part.dim())
+            start[name] = torch.where(here, part[:, None], start[name])
+        return start, torch.where(row == last, mixed.rhs, enough)
 
     def _problem(self, start: dict[str, Tensor], splits: Splits, count: int) -> Problem:
         relaxed = self._relax(splits, count)
