@@ -60,7 +60,7 @@ class InputSplitter:
     """Domains that are boxes: state `lower` and `upper` (inputs), and `score` (inputs) of their edges.
 
     Where a goal has several rows, state `lambda` (R) are their multipliers in a combination, which is one
-    row more.
+    row more. State `settled` (1) marks boxes that splitting will never decide.
 
     Args:
         weights: of the network.
@@ -104,6 +104,7 @@ class InputSplitter:
                 "score": upper - lower,
                 "sane": torch.ones(count, 1, dtype=torch.bool, device=device),
                 "lambda": lam,
+                "settled": torch.zeros(count, 1, dtype=torch.bool, device=device),
             },
         )
 
@@ -116,14 +117,31 @@ class InputSplitter:
         if again is not None:
             bounded.proven[doubtful], bounded.doubtful[doubtful] = again.proven, again.doubtful
             bounded.domains.margin[doubtful] = again.domains.margin
+            bounded.domains.state["settled"][doubtful] = again.domains.state["settled"]
+        elif len(doubtful):
+            bounded.domains.state["settled"][doubtful] = self._touching(bounded, doubtful)
         return bounded
+
+    def _touching(self, bounded: Bounded, index: Tensor) -> Tensor:
+        """Mask (n, 1) of the boxes `index` that no splitting will decide.
+
+        Their bounds are within rounding of proof, and so is the bound over nothing but their minimiser, which
+        every cover of the box contains: what is asked for holds on an edge at most.
+        """
+        domains = bounded.domains.select(index)
+        lower, upper = domains.state["lower"], domains.state["upper"]
+        x = torch.clamp(bounded.points[index].to(lower.dtype), lower, upper)
+        point = replace(domains, state={**domains.state, "lower": x, "upper": x})
+        pieces = slices(point, self.settings.slice)
+        proven = torch.cat([self._bound(piece).first(real).proven for piece, real in pieces])
+        return ~proven[:, None]
 
     def branch(self, domains: Domains, levels: int) -> Branched:
         """Halve the `levels` most promising edges of each box."""
         lower, upper = domains.state["lower"], domains.state["upper"]
         least = _NARROW * unit_roundoff(lower.dtype) * torch.maximum(lower.abs(), upper.abs())
         least = least.clamp(min=torch.finfo(lower.dtype).tiny)  # halves of subnormal numbers may be whole
-        wide = upper - lower > least
+        wide = (upper - lower > least) & ~domains.state["settled"]
         # Where the model may overflow, halving seldom helps, and never ends by itself.
         wide &= domains.state["sane"] | (domains.depth < _DEEPEST_INSANE)[:, None]
         count = wide.sum(1)
@@ -216,7 +234,7 @@ class InputSplitter:
         # An input that the bound ignores here may matter in a part of the box.
         weight = torch.maximum(weight, 1e-3 * weight.amax(1, keepdim=True))
         state = {"lower": lower, "upper": upper, "score": weight * (upper - lower), "sane": judge.sane}
-        state["lambda"] = lam
+        state |= {"lambda": lam, "settled": domains.state["settled"]}
         return Bounded(
             # What was shown of the parent holds in its parts.
             replace(domains, margin=torch.maximum(domains.margin, most), state=state),
