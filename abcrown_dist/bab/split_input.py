@@ -191,10 +191,12 @@ class InputSplitter:
         lower, upper = domains.state["lower"], domains.state["upper"]
         box = Box(self._own(lower), self._own(upper))
         relaxed = bound_intermediate(weights, box, self.settings.bounds, self.deadline)
-        start, combined = self.goals.start(goal), None
+        start, combined, lam = self.goals.start(goal), None, domains.state["lambda"]
         if self.combination is not None:
-            mixture = self.combination.mixture(goal)
-            combined = mixture.combined(domains.state["lambda"])
+            mixture, at_root = self.combination.mixture(goal), (domains.depth == 0)[:, None]
+            if bool(at_root.any()):
+                lam = torch.where(at_root, self.combination.first(weights, relaxed, box, goal), lam)
+            combined = mixture.combined(lam)
             start = mixture.with_last(combined.rows)
         linear = self._rows(start, relaxed, box)
         bounds = concretize(weights, linear, box)
@@ -219,7 +221,6 @@ class InputSplitter:
             for name, part in box.minimiser(linear.A).items()
         }
         A = flat_rows(weights, linear, count)
-        lam = domains.state["lambda"]
         if self.combination is not None and combined is not None:
             together = _Together.of(lower, upper, A, margin, error)
             found = together.tried(~proven, everywhere=self.settings.slice is not None)

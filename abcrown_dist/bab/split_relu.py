@@ -20,6 +20,7 @@ from abcrown_dist.bab.neurons import Neurons
 from abcrown_dist.bab.slices import slices
 from abcrown_dist.bab.snapshot import root_tensors
 from abcrown_dist.bab.splitter import Bounded, Branched, Examined, by_levels, joined
+from abcrown_dist.bounds.backward import Start, lower_bound
 from abcrown_dist.bounds.beta import BetaSettings, Problem, Splits, cut_interval, impose, maximise
 from abcrown_dist.bounds.concretize import Box
 from abcrown_dist.bounds.intervals import combine
@@ -28,6 +29,7 @@ from abcrown_dist.bounds.settings import BoundSettings
 from abcrown_dist.bounds.types import Interval, Relaxed, RowBounds
 from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.weights.base import Weights
+from abcrown_dist.weights.evaluate import split_inputs
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class ReluSplitter:
     State of a domain: `neuron` and `sign` (D) of its decisions (sign 0: none), their multipliers `beta`
     (R, D), slopes `alpha` (R, U) of the neurons that are loose at the root, and `row` (1), the row of its
     goal that is nearest to proof. Where a goal has several rows, the last of the R rows is a combination of
-    the others with the multipliers `lambda`.
+    the others with the multipliers `lambda`. `settled` (1) marks domains that splitting will never decide.
 
     Args:
         weights: of the network.
@@ -114,6 +116,7 @@ class ReluSplitter:
                 "beta": zeros(rows, 0, dtype=self.weights.dtype),
                 "row": zeros(1),
                 "lambda": lam,
+                "settled": zeros(1, dtype=torch.bool),
             },
         )
 
@@ -127,6 +130,7 @@ class ReluSplitter:
         domains = _without_gaps(domains)
         # Where the model's own numbers may overflow, no decision will prove anything.
         free = self._free(domains).sum(1) * self.judge.sane[domains.goal, 0]
+        free = free * ~domains.state["settled"][:, 0]
         leaves, domains = domains.select(free == 0), domains.select(free > 0)
         if not len(domains):
             return Branched(domains, leaves)
@@ -206,13 +210,41 @@ class ReluSplitter:
         new = {**state, "alpha": found.alpha, "beta": found.beta, "row": row[:, None]}
         if found.lam is not None:
             new["lambda"] = found.lam
+        found_points = flat_points(self.weights, self.box, points, count)
+        if self.weights.group.any_true(bool(doubtful.any())):
+            start = problem.at(found.lam).start
+            touching = self._touching(start, splits, judge, found_points)
+            new["settled"] = new["settled"] | (touching & doubtful)[:, None]
         return Bounded(
             # What was shown of the parent holds in its parts.
             dataclasses.replace(domains, margin=torch.maximum(domains.margin, best), state=new),
             proven,
             doubtful,
-            flat_points(self.weights, self.box, points, count),
+            found_points,
         )
+
+    def _touching(self, start: Start, splits: Splits, judge: Judge, points: Tensor) -> Tensor:
+        """Mask (N,) of domains that hold a point over which alone bounds prove nothing either.
+
+        Any cover of the domain contains it. Where the domain's own bound is within rounding of proof, what is
+        asked for holds on an edge at most.
+        """
+        weights = self.weights
+        parts = split_inputs(weights.graph, points.to(weights.dtype))
+        at = {name: weights.own(name, part) for name, part in parts.items()}
+        at = {
+            name: torch.clamp(part, self.box.lower[name], self.box.upper[name]) for name, part in at.items()
+        }
+        box = Box(at, at)
+        relaxed = bound_intermediate(weights, box, BoundSettings(method="ibp"), self.deadline)
+        margin, error = judge.weigh(lower_bound(weights, start, relaxed, box))
+        outside = torch.zeros(len(points), dtype=weights.dtype, device=weights.device)
+        for name, split in splits.items():
+            item = relaxed.intervals[name]
+            low, high = ((side.flatten(1)).gather(1, split.index) for side in (item.lower, item.upper))
+            against = torch.where(split.sign > 0, high < 0, low > 0) & (split.sign != 0)
+            outside += against.sum(1).to(weights.dtype)
+        return ~judge.proves(margin, error).any(1) & (weights.total(outside) == 0)
 
     def _rows(self, domains: Domains) -> Rows:
         """The row of each domain that is nearest to proof."""
