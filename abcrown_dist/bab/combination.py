@@ -152,8 +152,10 @@ def refute_combined(
     wanted: set[int],
     settings: BoundSettings,
     deadline: Deadline,
-) -> tuple[set[int], set[int]]:
+) -> tuple[dict[int, float], set[int]]:
     """Disjuncts that a combination of their rows refutes, and those that only rounding leaves open.
+
+    The former with the margin of an average of their rows.
 
     Args:
         judge: of the rows.
@@ -161,7 +163,7 @@ def refute_combined(
     Raises:
         DeadlineExceeded: between two iterations.
     """
-    refuted: set[int] = set()
+    refuted: dict[int, float] = {}
     doubtful: set[int] = set()
     wanted = {index for index in wanted if int((clauses.disjunct == index).sum()) > 1}
     if not wanted:
@@ -180,8 +182,13 @@ def refute_combined(
         combined = mixture.combined(found.lam)
         last = judge_combined(weights, part, combined, here, box, alone=True)
         margin, error = last.weigh(sharpened(weights, found.bounds, combined))
-        for mask, result in zip(last.verdicts(margin, error), (refuted, doubtful), strict=True):
-            result |= {goals.disjunct[int(piece[i])] for i in torch.nonzero(mask).flatten().tolist()}
+        proven, open_by_rounding = last.verdicts(margin, error)
+        size = combined.factor.sum(1)
+        for i, g in enumerate(piece.tolist()):
+            if proven[i]:
+                refuted[goals.disjunct[g]] = float(margin[i, 0] / size[i])
+            elif open_by_rounding[i]:
+                doubtful.add(goals.disjunct[g])
     return refuted, doubtful
 
 

@@ -66,7 +66,8 @@ class Refutation:
     Attributes:
         refuted: disjuncts that cannot be fulfilled.
         doubtful: disjuncts that are open only because a bound is within its rounding error of proof.
-        margins: by disjunct, lower bound minus right-hand side of each of its rows.
+        margins: by disjunct, lower bound minus right-hand side of each of its rows; then, where it took a
+            combination of these to refute it, that of their average.
         suspects: (disjunct, flat input in float64): minimisers of open rows, possible counterexamples.
         roots: the batch of boxes; none where the property has several, whose bounds together may take more
             memory than there is.
@@ -133,7 +134,9 @@ def refute(
             part.doubtful = clauses.refuted(margin + error > 0)
             left = set(clauses.disjunct.flatten().tolist()) - {-1} - proven
             combined = refute_combined(weights, clauses, relaxed, judge, left, settings, deadline)
-            part.refuted |= combined[0]
+            for index, average in combined[0].items():
+                part.refuted.add(index)
+                part.margins[index].append(average)
             part.doubtful = (part.doubtful | combined[1]) - part.refuted
             part.suspects = _suspects(weights, clauses, relaxed, part.refuted)
             result.absorb(part)
