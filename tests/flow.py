@@ -54,11 +54,13 @@ def run(model: Path, prop: Path, *words: str, deadline: Deadline | None = None) 
 
 
 def check_outcome(outcome: Outcome, prop: Property) -> None:
-    """No `unsat` without a positive finite bound for every disjunct, no `sat` without a witness."""
+    """No `unsat` without a positive finite bound per disjunct (0 if strict), no `sat` without a witness."""
     assert (outcome.verdict is Verdict.SAT) == (outcome.witness is not None)
     assert outcome.reason
-    for bound in outcome.bounds.values():
-        assert not bound.refuted or any(0 < lower < math.inf for lower in bound.lower)
+    for index, bound in outcome.bounds.items():
+        strict = prop.disjuncts[index].strict
+        least = 0 if strict is not None and strict.any() else math.ulp(0)
+        assert not bound.refuted or any(least <= lower < math.inf for lower in bound.lower)
     if outcome.verdict is Verdict.UNSAT:
         refuted = {index for index, bound in outcome.bounds.items() if bound.refuted}
         assert refuted == set(range(len(prop.disjuncts)))

@@ -149,11 +149,12 @@ def test_refuted_disjuncts_are_not_taken_up_again(
     real = Branching._explore
     monkeypatch.setattr(flow_module, "refute", refute)
     monkeypatch.setattr(Branching, "_explore", explore)
-    prop = flow.write_property(tmp_path / "p.vnnlib", BOX, 3, "(or (<= Y_0 -2) (and (<= Y_1 0) (> Y_1 0)))")
+    text = "(or (<= Y_0 -2) (and (<= Y_1 0.1) (> (* 3.0 Y_1) 0.3)))"
+    prop = flow.write_property(tmp_path / "p.vnnlib", BOX, 3, text)
     outcome = flow.run(net, prop, "--bab.max_iterations", "3")
     assert outcome.verdict is Verdict.UNKNOWN
     assert outcome.open == {1}
-    assert outcome.reason == "1 of 2 disjuncts are open: still open after 3 rounds of branching"
+    assert outcome.reason.startswith("1 of 2 disjuncts are open: ")
     assert asked[0] == [0, 1] and all(wanted == [1] for wanted in asked[1:])
     assert searched and all(disjuncts == (1,) for disjuncts in searched)
     assert outcome.bounds[0].refuted and not outcome.bounds[1].refuted

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from abcrown_dist.bounds.concretize import Box
 from abcrown_dist.graph.ir import Graph
 from abcrown_dist.spec.property import Box as DecimalBox
-from abcrown_dist.spec.property import Property
+from abcrown_dist.spec.property import Disjunct, Property
 from abcrown_dist.util.numerics import round_down, round_up
 from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.evaluate import split_inputs
@@ -33,6 +34,7 @@ class Clauses:
         lost: what rounding the coefficients to the dtype took from them, in magnitude, likewise.
         rhs: (B, R) float64; infinity in padding, which nothing exceeds.
         disjunct: (B, R) index of the disjunct that a row belongs to, -1 in padding.
+        strict: (B, R) bool, rows with < instead of <=.
     """
 
     box: Box
@@ -40,6 +42,7 @@ class Clauses:
     lost: dict[str, Tensor]
     rhs: Tensor
     disjunct: Tensor
+    strict: Tensor
 
     def refuted(self, proven: Tensor) -> set[int]:
         """Disjuncts with at least one row of which the mask `proven` (B, R) holds."""
@@ -53,6 +56,7 @@ class Clauses:
             {name: values[boxes] for name, values in self.lost.items()},
             self.rhs[boxes],
             self.disjunct[boxes],
+            self.strict[boxes],
         )
 
     def content(self, proven: Tensor, rows: Tensor) -> bool:
@@ -98,6 +102,8 @@ def _stack(
     D = np.zeros((len(groups), count, prop.num_inputs if mentions_inputs else 0))
     rhs = np.full((len(groups), count), np.inf)
     disjunct = np.full((len(groups), count), -1, dtype=np.int64)
+    strict = np.zeros(disjunct.shape, dtype=bool)
+    rounded = np.zeros((len(groups), count, 1))
     for b, (_, mine) in enumerate(groups):
         row = 0
         for index in mine:
@@ -106,6 +112,9 @@ def _stack(
             C[b, here], rhs[b, here], disjunct[b, here] = item.C, item.rhs, index
             if item.D is not None:
                 D[b, here] = item.D
+            if item.strict is not None:
+                strict[b, here] = item.strict
+            rounded[b, here, 0] = not _exact(item)
             row = here.stop
     _normalise(C, D, rhs)
     rows: dict[str, Tensor] = {}
@@ -115,7 +124,8 @@ def _stack(
             exact = torch.from_numpy(values)
             cast = exact.to(weights.dtype)
             # 2^-53: C and D were rounded to float64 before.
-            gap = (exact - cast.double()).abs() + 2.0**-53 * exact.abs()
+            before = 2.0**-53 * torch.from_numpy(rounded) * exact.abs()
+            gap = (exact - cast.double()).abs() + before
             _accumulate(rows, _own(split(weights.graph, cast), weights))
             _accumulate(lost, _own(split(weights.graph, round_up(gap, weights.dtype)), weights))
     return Clauses(
@@ -124,7 +134,15 @@ def _stack(
         lost=lost,
         rhs=torch.from_numpy(rhs).to(weights.device),
         disjunct=torch.from_numpy(disjunct).to(weights.device),
+        strict=torch.from_numpy(strict).to(weights.device),
     )
+
+
+def _exact(item: Disjunct) -> bool:
+    """Whether coefficients are known to be what was written; asked only where strictness may hang on it."""
+    if item.strict is None or not item.strict.any() or not item.terms:
+        return False
+    return all(Decimal(float(value)) == value for row, _ in item.terms for value in row.values())
 
 
 def _normalise(C: np.ndarray, D: np.ndarray, rhs: np.ndarray) -> None:

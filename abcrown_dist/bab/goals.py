@@ -24,6 +24,7 @@ class Goals:
         rows: coefficients (G, R, *shape) by output (and input) node, over own neurons.
         lost: what rounding took from the coefficients, likewise.
         rhs: (G, R) float64; infinity in padding.
+        strict: (G, R) bool.
     """
 
     disjunct: tuple[int, ...]
@@ -31,6 +32,7 @@ class Goals:
     rows: Mapping[str, Tensor]
     lost: Mapping[str, Tensor]
     rhs: Tensor
+    strict: Tensor
 
     def __len__(self) -> int:
         return len(self.disjunct)
@@ -60,7 +62,13 @@ class Goals:
             rows={name: gather(values) for name, values in clauses.rows.items()},
             lost={name: gather(values) for name, values in clauses.lost.items()},
             rhs=gather(clauses.rhs).masked_fill(~real, torch.inf),
+            strict=gather(clauses.strict) & real,
         )
+
+    def combinable(self) -> Tensor:
+        """Bool (G, R): rows that every counterexample fulfils; none of a goal that has only one of them."""
+        real = self.rhs.isfinite()
+        return real & (real.sum(1, keepdim=True) > 1)
 
     def start(self, goal: Tensor, row: Tensor | None = None) -> dict[str, Tensor]:
         """Rows (B, R, *shape) of domains with goals (B,), or only the row (B,) of each: R = 1.

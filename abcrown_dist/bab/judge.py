@@ -22,23 +22,39 @@ class Judge:
         rhs: (B, R) float64.
         lost: (B, R) float64, by how much rounded coefficients may have moved a row.
         sane: (B, 1), whether bounds over the domain prove anything.
+        strict: (B, R) bool, rows that a counterexample makes less than `rhs`, not equal to it.
     """
 
     rhs: Tensor
     lost: Tensor
     sane: Tensor
+    strict: Tensor
 
     def weigh(self, bounds: RowBounds, rows: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Margins lower - rhs of some rows and their errors, in float64; NaN where nothing is proven."""
         lower, rhs = bounds.lower.double(), self.rhs[:, rows]
         margin = lower - rhs
-        subtraction = 2 * unit_roundoff(torch.float64) * (lower.abs() + rhs.abs())
+        # What the subtraction lost, exactly (Knuth's TwoSum): nothing where both are nearly equal.
+        part = margin - lower
+        subtraction = ((lower - (margin - part)) + (-rhs - part)).abs()
         error = bounds.error.double() + self.lost[:, rows] + subtraction
         return margin, torch.where(margin.isfinite() & self.sane, error, torch.nan)
 
     def select(self, domains: Tensor) -> Judge:
         """The judge of the domains `domains` (n,), which may repeat."""
-        return Judge(self.rhs[domains], self.lost[domains], self.sane[domains])
+        return Judge(self.rhs[domains], self.lost[domains], self.sane[domains], self.strict[domains])
+
+    def proves(self, margin: Tensor, error: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        """Bool (B, n): rows that a bound refutes, given its margin and error as `weigh` tells them.
+
+        One that reaches a strict row's right-hand side will do if no rounding stands between.
+        """
+        return (margin > error) | (self.strict[:, rows] & (margin >= 0) & (error == 0))
+
+    def verdicts(self, margin: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+        """Domains (B,) that one of their rows refutes, and those that only rounding leaves open."""
+        proven = self.proves(margin, error).any(1)
+        return proven, (margin + error > 0).any(1) & ~proven
 
 
 def lost_by_rounding(
@@ -63,9 +79,3 @@ def stays_finite(weights: Weights, relaxed: Relaxed, largest: float) -> Tensor:
         sane = good if sane is None else sane & good
     assert sane is not None
     return weights.total((~sane).to(weights.dtype)) == 0
-
-
-def verdicts(margin: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Domains (N,) that one of their rows (N, R) refutes, and those that only rounding leaves open."""
-    proven = (margin > error).any(1)
-    return proven, (margin + error > 0).any(1) & ~proven

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from abcrown_dist.bab.clauses import Clauses, batches
+from abcrown_dist.bab.combination import refute_combined
 from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite
 from abcrown_dist.bounds.backward import back_substitute
 from abcrown_dist.bounds.propagate import bound_intermediate, bound_rows
@@ -65,7 +66,8 @@ class Refutation:
     Attributes:
         refuted: disjuncts that cannot be fulfilled.
         doubtful: disjuncts that are open only because a bound is within its rounding error of proof.
-        margins: by disjunct, lower bound minus right-hand side of each of its rows.
+        margins: by disjunct, lower bound minus right-hand side of each of its rows; then, where it took a
+            combination of these to refute it, that of their average.
         suspects: (disjunct, flat input in float64): minimisers of open rows, possible counterexamples.
         roots: the batch of boxes; none where the property has several, whose bounds together may take more
             memory than there is.
@@ -117,18 +119,25 @@ def refute(
             relaxed = bound_intermediate(weights, clauses.box, settings, deadline)
             sane = stays_finite(weights, relaxed, largest)[:, None]
             lost = lost_by_rounding(weights, clauses.lost, relaxed, clauses.box, clauses.rhs)
-            judge = Judge(clauses.rhs, lost, sane)
+            judge = Judge(clauses.rhs, lost, sane, clauses.strict)
 
             def enough(
                 best: RowBounds, rows: Tensor, clauses: Clauses = clauses, judge: Judge = judge
             ) -> bool:
                 margin, error = judge.weigh(best, rows)
-                return clauses.content(margin > error, rows)
+                return clauses.content(judge.proves(margin, error, rows), rows)
 
             bounds = bound_rows(weights, clauses.box, relaxed, clauses.rows, settings, deadline, enough)
             margin, error = judge.weigh(bounds)
-            part = Refutation(clauses.refuted(margin > error), margins=_by_disjunct(clauses, margin))
-            part.doubtful = clauses.refuted(margin + error > 0) - part.refuted
+            proven = clauses.refuted(judge.proves(margin, error))
+            part = Refutation(proven, margins=_by_disjunct(clauses, margin))
+            part.doubtful = clauses.refuted(margin + error > 0)
+            left = set(clauses.disjunct.flatten().tolist()) - {-1} - proven
+            combined = refute_combined(weights, clauses, relaxed, judge, left, settings, deadline)
+            for index, average in combined[0].items():
+                part.refuted.add(index)
+                part.margins[index].append(average)
+            part.doubtful = (part.doubtful | combined[1]) - part.refuted
             part.suspects = _suspects(weights, clauses, relaxed, part.refuted)
             result.absorb(part)
             batch += 1

@@ -14,15 +14,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from abcrown_dist.bab.combination import Combination, averaged, judge_combined, sharpened
 from abcrown_dist.bab.domains import Domains, child_ident, concatenate
 from abcrown_dist.bab.flat import flat, flat_points, flat_rows
 from abcrown_dist.bab.goals import Goals
-from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite, verdicts
+from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite
 from abcrown_dist.bab.slices import best, slices
 from abcrown_dist.bab.splitter import Bounded, Branched, Examined, by_levels, joined
 from abcrown_dist.bounds import alpha
 from abcrown_dist.bounds.backward import LinearBound, Start, back_substitute, concretize
 from abcrown_dist.bounds.concretize import Box
+from abcrown_dist.bounds.mixture import normalised
+from abcrown_dist.bounds.multipliers import best_multipliers
 from abcrown_dist.bounds.propagate import bound_intermediate
 from abcrown_dist.bounds.settings import BoundSettings
 from abcrown_dist.bounds.types import Relaxed
@@ -56,6 +59,9 @@ class InputSettings:
 class InputSplitter:
     """Domains that are boxes: state `lower` and `upper` (inputs), and `score` (inputs) of their edges.
 
+    Where a goal has several rows, state `lambda` (R) are their multipliers in a combination, which is one
+    row more. State `settled` (1) marks boxes that splitting will never decide.
+
     Args:
         weights: of the network.
         box: one box for every entry of `goals.box` to name.
@@ -76,12 +82,17 @@ class InputSplitter:
         self.settings, self.deadline = settings, deadline
         self.disjuncts = goals.disjunct
         self._precise: Weights | None = None
+        self.combination = Combination.of(weights, goals)
 
     def roots(self) -> Domains:
         """The box of every goal."""
         count, device = len(self.goals), self.weights.device
         lower, upper = (flat(self.weights, side)[self.goals.box] for side in (self.box.lower, self.box.upper))
         disjuncts = torch.tensor(self.disjuncts, dtype=torch.int64, device=device)
+        lam = torch.zeros(count, 0, dtype=self.weights.dtype, device=device)
+        if self.combination is not None:
+            every = torch.arange(count, device=device)
+            lam = self.combination.mixture(every).uniform(self.weights.dtype)
         return Domains(
             margin=torch.full((count,), -torch.inf, dtype=torch.float64, device=device),
             goal=torch.arange(count, device=device),
@@ -92,6 +103,8 @@ class InputSplitter:
                 "upper": upper,
                 "score": upper - lower,
                 "sane": torch.ones(count, 1, dtype=torch.bool, device=device),
+                "lambda": lam,
+                "settled": torch.zeros(count, 1, dtype=torch.bool, device=device),
             },
         )
 
@@ -104,14 +117,31 @@ class InputSplitter:
         if again is not None:
             bounded.proven[doubtful], bounded.doubtful[doubtful] = again.proven, again.doubtful
             bounded.domains.margin[doubtful] = again.domains.margin
+            bounded.domains.state["settled"][doubtful] = again.domains.state["settled"]
+        elif len(doubtful):
+            bounded.domains.state["settled"][doubtful] = self._touching(bounded, doubtful)
         return bounded
+
+    def _touching(self, bounded: Bounded, index: Tensor) -> Tensor:
+        """Mask (n, 1) of the boxes `index` that no splitting will decide.
+
+        Their bounds are within rounding of proof, and so is the bound over nothing but their minimiser, which
+        every cover of the box contains: what is asked for holds on an edge at most.
+        """
+        domains = bounded.domains.select(index)
+        lower, upper = domains.state["lower"], domains.state["upper"]
+        x = torch.clamp(bounded.points[index].to(lower.dtype), lower, upper)
+        point = replace(domains, state={**domains.state, "lower": x, "upper": x})
+        pieces = slices(point, self.settings.slice)
+        proven = torch.cat([self._bound(piece).first(real).proven for piece, real in pieces])
+        return ~proven[:, None]
 
     def branch(self, domains: Domains, levels: int) -> Branched:
         """Halve the `levels` most promising edges of each box."""
         lower, upper = domains.state["lower"], domains.state["upper"]
         least = _NARROW * unit_roundoff(lower.dtype) * torch.maximum(lower.abs(), upper.abs())
         least = least.clamp(min=torch.finfo(lower.dtype).tiny)  # halves of subnormal numbers may be whole
-        wide = upper - lower > least
+        wide = (upper - lower > least) & ~domains.state["settled"]
         # Where the model may overflow, halving seldom helps, and never ends by itself.
         wide &= domains.state["sane"] | (domains.depth < _DEEPEST_INSANE)[:, None]
         count = wide.sum(1)
@@ -161,7 +191,13 @@ class InputSplitter:
         lower, upper = domains.state["lower"], domains.state["upper"]
         box = Box(self._own(lower), self._own(upper))
         relaxed = bound_intermediate(weights, box, self.settings.bounds, self.deadline)
-        start = self.goals.start(goal)
+        start, combined, lam = self.goals.start(goal), None, domains.state["lambda"]
+        if self.combination is not None:
+            mixture, at_root = self.combination.mixture(goal), (domains.depth == 0)[:, None]
+            if bool(at_root.any()):
+                lam = torch.where(at_root, self.combination.first(weights, relaxed, box, goal), lam)
+            combined = mixture.combined(lam)
+            start = mixture.with_last(combined.rows)
         linear = self._rows(start, relaxed, box)
         bounds = concretize(weights, linear, box)
         rhs = self.goals.rhs[goal]
@@ -170,25 +206,41 @@ class InputSplitter:
             rhs,
             lost_by_rounding(weights, lost, relaxed, box, rhs),
             stays_finite(weights, relaxed, self.largest)[:, None],
+            self.goals.strict[goal],
         )
+        if combined is not None:
+            judge = judge_combined(weights, judge, combined, relaxed, box)
+            bounds = sharpened(weights, bounds, combined)
         margin, error = judge.weigh(bounds)
-        most, row = margin.nan_to_num(nan=-torch.inf).max(1)
+        proven, doubtful = judge.verdicts(margin, error)
+        compared = margin if combined is None else averaged(margin, combined)
+        most, row = compared.nan_to_num(nan=-torch.inf).max(1)
         every = torch.arange(count, device=row.device)
         points = {
             name: part.expand(count, *part.shape[1:])[every, row]
             for name, part in box.minimiser(linear.A).items()
         }
         A = flat_rows(weights, linear, count)
+        if self.combination is not None and combined is not None:
+            together = _Together.of(lower, upper, A, margin, error)
+            found = together.tried(~proven, everywhere=self.settings.slice is not None)
+            size = found.lam[:, :-1].sum(1) + found.lam[:, -1] * combined.factor.sum(1)
+            most = torch.maximum(most, torch.where(size > 0, found.margin / size, -torch.inf))
+            proven = proven | (found.margin > found.error)
+            doubtful = (doubtful | (found.margin + found.error > 0)) & ~proven
+            lam = _inherited(lam, found.lam, self.combination.unit[goal])
         if self.settings.clip:
             lower, upper = contracted(lower, upper, A, margin, error)
         weight = A[every, row].abs()
         # An input that the bound ignores here may matter in a part of the box.
         weight = torch.maximum(weight, 1e-3 * weight.amax(1, keepdim=True))
         state = {"lower": lower, "upper": upper, "score": weight * (upper - lower), "sane": judge.sane}
+        state |= {"lambda": lam, "settled": domains.state["settled"]}
         return Bounded(
             # What was shown of the parent holds in its parts.
             replace(domains, margin=torch.maximum(domains.margin, most), state=state),
-            *verdicts(margin, error),
+            proven,
+            doubtful,
             flat_points(weights, box, points, count),
         )
 
@@ -204,6 +256,85 @@ class InputSplitter:
     def _own(self, flat: Tensor) -> dict[str, Tensor]:
         parts = split_inputs(self.weights.graph, flat)
         return {name: self.weights.own(name, part) for name, part in parts.items()}
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Combinations of the linear functions of N boxes.
+
+    Attributes:
+        margin, error: (N,) float64, their minima over the boxes and by how much they may be off; -inf and 0
+            where none was looked for.
+        lam: (N, R) float64, the multipliers; zeros there.
+    """
+
+    margin: Tensor
+    error: Tensor
+    lam: Tensor
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Linear functions below the rows of N boxes, in float64:  c + G u  for u in [-1, 1]^inputs.
+
+    Attributes:
+        G, c: (N, R, inputs) and (N, R), less the rows' right-hand sides.
+        error: (N, R), by how much they may be off; NaN where they say nothing.
+    """
+
+    G: Tensor
+    c: Tensor
+    error: Tensor
+
+    @classmethod
+    def of(cls, lower: Tensor, upper: Tensor, A: Tensor, margin: Tensor, error: Tensor) -> _Together:
+        """Arguments as for `contracted`."""
+        low, high, slope = lower.double(), upper.double(), A.double()
+        G = slope * (high / 2 - low / 2)[:, None]
+        c = margin + G.abs().sum(2)
+        size = torch.maximum(low.abs(), high.abs())
+        # As in `contracted`: what float64 may round here.
+        slack = 1e-12 * ((slope.abs() * size[:, None]).sum(2) + margin.abs() + c.abs())
+        return cls(G, c, error + slack)
+
+    def tried(self, wanted: Tensor, everywhere: bool) -> _Found:
+        """The best combinations in the boxes `wanted` (mask), if any can prove something.
+
+        Args:
+            everywhere: work on all boxes, so that bits do not depend on the others.
+        """
+        allowed = self.error.isfinite() & self.c.isfinite()
+        # In the middle of the box every function is negative: so is every combination.
+        hopeful = (self.c > 0).logical_and(allowed).any(1) & (allowed.sum(1) > 1)
+        here = torch.nonzero((wanted & hopeful) | everywhere).flatten()
+        margin = torch.full_like(self.c[:, 0], -torch.inf)
+        error, lam = torch.zeros_like(margin), torch.zeros_like(self.c)
+        if len(here):
+            G, c, allowed = self.G[here], self.c[here], allowed[here]
+            found = best_multipliers(G, c, allowed)
+            G, c = torch.where(allowed[:, :, None], G, 0.0), torch.where(allowed, c, 0.0)
+            off = torch.where(allowed, self.error[here], 0.0)
+            some = allowed.any(1)
+            value = (found * c).sum(1) - torch.einsum("brn,br->bn", G, found).abs().sum(1)
+            lam[here] = found
+            margin[here] = value.masked_fill(~some | ~value.isfinite(), -torch.inf)
+            error[here] = (found * off).sum(1) * (1 + 1e-12)
+        return _Found(margin, error, lam)
+
+
+def _inherited(lam: Tensor, found: Tensor, unit: Tensor) -> Tensor:
+    """Multipliers (N, R) of the children's combination, whose parents' was a row of the one that was found.
+
+    Args:
+        lam: (N, R) that the parents' combination had.
+        found: (N, R + 1) float64, zero where nothing was looked for.
+        unit: (N, R), see `Mixture`.
+    """
+    new = found[:, :-1] / unit.clamp(min=1e-300) + found[:, -1:] * lam.double()
+    new = torch.where(unit > 0, new, 0.0)
+    count = (unit > 0).sum(1, keepdim=True)
+    usable = new.isfinite().all(1, keepdim=True) & (new.sum(1, keepdim=True) > 0)
+    return torch.where(usable, normalised(new, count).to(lam.dtype), lam)
 
 
 def contracted(
@@ -255,7 +386,7 @@ def _halves(domains: Domains, edges: Tensor) -> Domains:
     ident = born.ident
     for level in range(levels):
         ident = child_ident(ident, chosen[:, level], side[:, level])
-    state = {"lower": lower, "upper": upper, "score": born.state["score"], "sane": born.state["sane"]}
+    state = {**born.state, "lower": lower, "upper": upper}
     return Domains(born.margin, born.goal, ident, born.depth + levels, state)
 
 

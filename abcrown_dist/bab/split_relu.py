@@ -9,16 +9,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from abcrown_dist.bab.combination import Combination, averaged, judge_combined, judge_shifted, sharpened
 from abcrown_dist.bab.domains import Domains, child_ident, concatenate, pad_last
 from abcrown_dist.bab.flat import flat_points
 from abcrown_dist.bab.goals import Goals
 from abcrown_dist.bab.heuristics import Branching, Chooser, Rows
-from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite, verdicts
+from abcrown_dist.bab.judge import Judge, lost_by_rounding, stays_finite
 from abcrown_dist.bab.leaves import Leaf, LeafPrograms
 from abcrown_dist.bab.neurons import Neurons
 from abcrown_dist.bab.slices import slices
 from abcrown_dist.bab.snapshot import root_tensors
 from abcrown_dist.bab.splitter import Bounded, Branched, Examined, by_levels, joined
+from abcrown_dist.bounds.backward import Start, lower_bound
 from abcrown_dist.bounds.beta import BetaSettings, Problem, Splits, cut_interval, impose, maximise
 from abcrown_dist.bounds.concretize import Box
 from abcrown_dist.bounds.intervals import combine
@@ -27,6 +29,7 @@ from abcrown_dist.bounds.settings import BoundSettings
 from abcrown_dist.bounds.types import Interval, Relaxed, RowBounds
 from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.weights.base import Weights
+from abcrown_dist.weights.evaluate import split_inputs
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class ReluSplitter:
 
     State of a domain: `neuron` and `sign` (D) of its decisions (sign 0: none), their multipliers `beta`
     (R, D), slopes `alpha` (R, U) of the neurons that are loose at the root, and `row` (1), the row of its
-    goal that is nearest to proof.
+    goal that is nearest to proof. Where a goal has several rows, the last of the R rows is a combination of
+    the others with the multipliers `lambda`. `settled` (1) marks domains that splitting will never decide.
 
     Args:
         weights: of the network.
@@ -83,12 +87,18 @@ class ReluSplitter:
         self.chooser = Chooser(self.neurons, settings.branching)
         sane = stays_finite(weights, relaxed, largest)[:, None].expand(len(goals), 1)
         lost = lost_by_rounding(weights, goals.lost, relaxed, box, goals.rhs)
-        self.judge = Judge(goals.rhs, lost, sane)
+        self.judge = Judge(goals.rhs, lost, sane, goals.strict)
+        self.combination = Combination.of(weights, goals)
         self._programs: LeafPrograms | None = None
 
     def roots(self) -> Domains:
         """The whole box, once for every goal, with CROWN's slopes."""
         count, rows = self.goals.rhs.shape
+        lam = torch.zeros(count, 0, dtype=self.weights.dtype, device=self.weights.device)
+        if self.combination is not None:
+            every = torch.arange(count, device=self.weights.device)
+            lam = self.combination.first(self.weights, self.relaxed, self.box, every)
+            rows += 1
         device = self.weights.device
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -105,6 +115,8 @@ class ReluSplitter:
                 "alpha": self.neurons.movable.default(self.relaxed, rows, count).clone(),
                 "beta": zeros(rows, 0, dtype=self.weights.dtype),
                 "row": zeros(1),
+                "lambda": lam,
+                "settled": zeros(1, dtype=torch.bool),
             },
         )
 
@@ -118,6 +130,7 @@ class ReluSplitter:
         domains = _without_gaps(domains)
         # Where the model's own numbers may overflow, no decision will prove anything.
         free = self._free(domains).sum(1) * self.judge.sane[domains.goal, 0]
+        free = free * ~domains.state["settled"][:, 0]
         leaves, domains = domains.select(free == 0), domains.select(free > 0)
         if not len(domains):
             return Branched(domains, leaves)
@@ -160,49 +173,107 @@ class ReluSplitter:
     def _bound(self, domains: Domains) -> Bounded:
         state, goal, count = domains.state, domains.goal, len(domains)
         splits = self._splits(domains)
-        judge = self.judge.select(goal)
+        judge = shifted = self.judge.select(goal)
+        if self.combination is not None:
+            shifted = judge_shifted(judge, self.combination.unit[goal])
 
         def decided(best: RowBounds, index: Tensor) -> Tensor:
-            margin, error = judge.select(index).weigh(best)
+            margin, error = shifted.select(index).weigh(best)
             return (margin > 2 * error).any(1)  # twice: the error is measured again at the end
 
         at_root = bool((domains.depth == 0).all())
+        problem = self._problem(self.goals.start(goal), splits, count)
+        if self.combination is not None:
+            problem = dataclasses.replace(problem, mixture=self.combination.mixture(goal))
         found = maximise(
-            self._problem(self.goals.start(goal), splits, count),
+            problem,
             state["alpha"],
             state["beta"],
             self.settings.root if at_root else self.settings.beta,
             decided,
             self.deadline,
+            state["lambda"],
         )
-        margin, error = judge.weigh(found.bounds)
+        bounds, combined = found.bounds, None
+        if problem.mixture is not None and found.lam is not None:
+            combined = problem.mixture.combined(found.lam)
+            judge = judge_combined(self.weights, judge, combined, self.relaxed, self.box)
+            bounds = sharpened(self.weights, bounds, combined)
+        margin, error = judge.weigh(bounds)
+        proven, doubtful = judge.verdicts(margin, error)
+        margin = margin if combined is None else averaged(margin, combined)
         best, row = margin.nan_to_num(nan=-torch.inf).max(1)
         every = torch.arange(count, device=row.device)
         points = {
             name: part.expand(count, *part.shape[1:])[every, row] for name, part in found.points.items()
         }
         new = {**state, "alpha": found.alpha, "beta": found.beta, "row": row[:, None]}
+        if found.lam is not None:
+            new["lambda"] = found.lam
+        found_points = flat_points(self.weights, self.box, points, count)
+        if self.weights.group.any_true(bool(doubtful.any())):
+            start = problem.at(found.lam).start
+            touching = self._touching(start, splits, judge, found_points)
+            new["settled"] = new["settled"] | (touching & doubtful)[:, None]
         return Bounded(
             # What was shown of the parent holds in its parts.
             dataclasses.replace(domains, margin=torch.maximum(domains.margin, best), state=new),
-            *verdicts(margin, error),
-            flat_points(self.weights, self.box, points, count),
+            proven,
+            doubtful,
+            found_points,
         )
+
+    def _touching(self, start: Start, splits: Splits, judge: Judge, points: Tensor) -> Tensor:
+        """Mask (N,) of domains that hold a point over which alone bounds prove nothing either.
+
+        Any cover of the domain contains it. Where the domain's own bound is within rounding of proof, what is
+        asked for holds on an edge at most.
+        """
+        weights = self.weights
+        parts = split_inputs(weights.graph, points.to(weights.dtype))
+        at = {name: weights.own(name, part) for name, part in parts.items()}
+        at = {
+            name: torch.clamp(part, self.box.lower[name], self.box.upper[name]) for name, part in at.items()
+        }
+        box = Box(at, at)
+        relaxed = bound_intermediate(weights, box, BoundSettings(method="ibp"), self.deadline)
+        margin, error = judge.weigh(lower_bound(weights, start, relaxed, box))
+        outside = torch.zeros(len(points), dtype=weights.dtype, device=weights.device)
+        for name, split in splits.items():
+            item = relaxed.intervals[name]
+            low, high = ((side.flatten(1)).gather(1, split.index) for side in (item.lower, item.upper))
+            against = torch.where(split.sign > 0, high < 0, low > 0) & (split.sign != 0)
+            outside += against.sum(1).to(weights.dtype)
+        return ~judge.proves(margin, error).any(1) & (weights.total(outside) == 0)
 
     def _rows(self, domains: Domains) -> Rows:
         """The row of each domain that is nearest to proof."""
         state, goal = domains.state, domains.goal
         every = torch.arange(len(domains), device=goal.device)
         row = state["row"][:, 0]
+        start, enough = self._chosen(goal, row, state["lambda"])
         return Rows(
-            problem=self._problem(self.goals.start(goal, row), self._splits(domains), len(domains)),
+            problem=self._problem(start, self._splits(domains), len(domains)),
             neuron=state["neuron"],
             sign=state["sign"],
             alpha=state["alpha"][every, row][:, None],
             beta=state["beta"][every, row][:, None],
-            enough=self.goals.rhs[goal, row],
+            enough=enough,
             free=self._free(domains),
         )
+
+    def _chosen(self, goal: Tensor, row: Tensor, lam: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """One row (B, 1, *shape) of each domain, or the combination, and the bound (B,) that refutes it."""
+        last = self.goals.rhs.shape[1]
+        single = row.clamp(max=last - 1)
+        start, enough = self.goals.start(goal, single), self.goals.rhs[goal, single]
+        if self.combination is None or not bool((row == last).any()):
+            return start, enough
+        mixed = self.combination.mixture(goal, alone=True).combined(lam)
+        for name, part in mixed.rows.items():
+            here = (row == last).reshape(-1, *[1] * part.dim())
+            start[name] = torch.where(here, part[:, None], start[name])
+        return start, torch.where(row == last, mixed.rhs, enough)
 
     def _problem(self, start: dict[str, Tensor], splits: Splits, count: int) -> Problem:
         relaxed = self._relax(splits, count)

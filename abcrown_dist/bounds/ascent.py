@@ -26,12 +26,14 @@ class Variable:
         value: where they are now.
         rate: step size.
         lower, upper: least and greatest values, broadcast against `value`; None for no limit.
+        total: what the last axis adds up to, (B, 1, 1), where it is not all zero; None: anything.
     """
 
     value: Tensor
     rate: float
     lower: Tensor | float | None = None
     upper: Tensor | float | None = None
+    total: Tensor | None = None
 
     def project(self) -> None:
         """Move what has left the limits back, in place."""
@@ -42,6 +44,9 @@ class Variable:
             torch.clamp(self.value, min=self.lower, out=self.value)
         if self.upper is not None:
             torch.clamp(self.value, max=self.upper, out=self.value)
+        if self.total is not None:
+            found = self.value.sum(-1, keepdim=True)
+            self.value.mul_(torch.where(found > 0, self.total / found, 1.0))
 
     def select(self, domains: Tensor) -> Variable:
         """The variables of some domains (n,): a copy."""
@@ -49,7 +54,8 @@ class Variable:
         def limit(side: Tensor | float | None) -> Tensor | float | None:
             return side[domains] if isinstance(side, Tensor) and len(side) == len(self.value) else side
 
-        return Variable(self.value[domains], self.rate, limit(self.lower), limit(self.upper))
+        total = None if self.total is None else self.total[domains]
+        return Variable(self.value[domains], self.rate, limit(self.lower), limit(self.upper), total)
 
 
 class Ascent:

@@ -154,14 +154,19 @@ def sweep(
     points: Mapping[str, Tensor],
     tape: Mapping[str, Tensor],
     alphas: Mapping[str, Tensor],
+    ends: dict[str, Tensor] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Run points (B, R, *shape) through the lines that each row chose; yield each pre-activation.
 
     Yields (nonlinear node, z (B, R, *shape)) in topological order for all that `start` depends on.
     The bound is linear in every lower slope at its fixed minimiser, with derivative max(A, 0) z.
+
+    Args:
+        ends: filled with the values of the nodes that `start` is about.
     """
     graph = weights.graph
-    last = ancestors(graph, tuple(tape))
+    wanted = () if ends is None else tuple(start)
+    last = ancestors(graph, (*tape, *wanted))
     pending = {name: sum(reader in last for reader in graph.readers(name)) for name in last}
     values: dict[str, Tensor] = {}
     order = [node for node in graph if node.name in last]
@@ -173,10 +178,12 @@ def sweep(
             values[node.name] = _affine_value(weights, node, [values[name] for name in node.inputs])
         else:
             yield node.name, values[node.inputs[0]]
-            if pending[node.name]:
+            if pending[node.name] or node.name in wanted:
                 z, alpha = values[node.inputs[0]], alphas.get(node.name)
                 values[node.name] = relaxed_forward(relaxed.nodes[node.name], tape[node.name], z, alpha)
                 del z  # a name left over would hold the tensor until the next nonlinearity
+        if ends is not None and node.name in wanted:
+            ends[node.name] = values[node.name]
         _release(node, pending, values)
 
 

@@ -22,12 +22,13 @@ from torch import Tensor
 from abcrown_dist.bounds.ascent import Ascent, Variable
 from abcrown_dist.bounds.backward import LinearBound, Push, Start, back_substitute, concretize, sweep
 from abcrown_dist.bounds.concretize import InputSet
+from abcrown_dist.bounds.mixture import Mixture
 from abcrown_dist.bounds.slopes import Movable
 from abcrown_dist.bounds.types import Interval, OneHot, Relaxed, RelaxedNode, RowBounds
 from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.weights.base import Weights
 
-_ALPHA, _BETA = "alpha", "beta"
+_ALPHA, _BETA, _LAMBDA = "alpha", "beta", "lambda"
 
 # Which of the domains `index` (n,) are decided, given bounds (n, R) that are at most `error` (n, R) off.
 Decided = Callable[[RowBounds, Tensor], Tensor]
@@ -44,6 +45,7 @@ class BetaSettings:
     iteration: int = 50
     lr_alpha: float = 0.01
     lr_beta: float = 0.05
+    lr_lambda: float = 0.1
     lr_decay: float = 0.98
     early_stop_patience: int = 10
     prune: float | None = 0.2
@@ -77,12 +79,14 @@ class Optimised:
         alpha: lower slopes (B, R, U), packed.
         beta: multipliers (B, R, D) of the splits.
         points: minimisers of the bounds over the input set (B, R, *shape), by input.
+        lam: multipliers (B, R) of the rows in their combination, where there is one.
     """
 
     bounds: RowBounds
     alpha: Tensor
     beta: Tensor
     points: dict[str, Tensor]
+    lam: Tensor | None = None
 
 
 def impose(relaxed: Relaxed, splits: Splits) -> Relaxed:
@@ -127,11 +131,12 @@ class Problem:
     """Rows over B domains, to be bounded from below.
 
     Attributes:
-        start: (B or 1, R, *shape) by output node.
+        start: (B or 1, R, *shape) by output node; where rows are combined, that follows from the multipliers.
         relaxed: in each domain, see `impose`.
         inputs: the box that all domains are parts of.
         splits: the decisions that cut them out.
         movable: neurons whose slopes are given, packed as (B, R, U).
+        mixture: of which the last row is a combination, with multipliers that are optimised as well.
     """
 
     weights: Weights
@@ -140,6 +145,7 @@ class Problem:
     inputs: InputSet
     splits: Splits
     movable: Movable
+    mixture: Mixture | None = None
 
     def select(self, domains: Tensor) -> Problem:
         """The same for some domains (n,); what all share stays shared."""
@@ -148,7 +154,14 @@ class Problem:
             start={name: _select(rows, domains) for name, rows in self.start.items()},
             relaxed=self.relaxed.select(domains),
             splits={name: split.select(domains) for name, split in self.splits.items()},
+            mixture=None if self.mixture is None else self.mixture.select(domains),
         )
+
+    def at(self, lam: Tensor | None) -> Problem:
+        """The same rows with the combination at multipliers (B, R)."""
+        if self.mixture is None or lam is None:
+            return self
+        return dataclasses.replace(self, start=self.mixture.start(lam))
 
     def linear(
         self, alpha: Tensor | None, beta: Tensor, tape: dict[str, Tensor] | None, track_error: bool
@@ -169,9 +182,17 @@ def evaluate(problem: Problem, alpha: Tensor, beta: Tensor) -> tuple[RowBounds, 
 
 
 def gradients(
-    problem: Problem, alpha: Tensor, beta: Tensor, track_error: bool = False
+    problem: Problem,
+    alpha: Tensor,
+    beta: Tensor,
+    track_error: bool = False,
+    ends: dict[str, Tensor] | None = None,
 ) -> tuple[RowBounds, Tensor, Tensor]:
-    """Bounds, and their derivative with respect to each slope (B, R, U) and each multiplier (B, R, D)."""
+    """Bounds, and their derivative with respect to each slope (B, R, U) and each multiplier (B, R, D).
+
+    Args:
+        ends: filled with what the rows' nodes are (B, R, *shape) where each bound takes its minimum.
+    """
     weights, relaxed, movable = problem.weights, problem.relaxed, problem.movable
     tape: dict[str, Tensor] = {}
     linear, alphas = problem.linear(alpha, beta, tape, track_error)
@@ -182,7 +203,7 @@ def gradients(
     by_alpha = {name: alpha.new_zeros(*alpha.shape[:2], len(index)) for name, index in movable.index.items()}
     by_beta = torch.zeros_like(beta)
     seen: set[str] = set()
-    for name, z in sweep(weights, problem.start, relaxed, points, tape, alphas):
+    for name, z in sweep(weights, problem.start, relaxed, points, tape, alphas, ends):
         source = relaxed.nodes[name].node.inputs[0]
         if source in problem.splits and source not in seen:
             seen.add(source)
@@ -211,13 +232,16 @@ def maximise(
     settings: BetaSettings,
     decided: Decided,
     deadline: Deadline | None = None,
+    lam: Tensor | None = None,
 ) -> Optimised:
     """Maximise the lower bounds of every row over slopes and multipliers, from given ones.
 
     Args:
         alpha: (B, R, U); what is not sound in a domain is moved to where it is.
         beta: (B, R, D), not negative.
-        decided: a domain of which it is true is not optimised any more.
+        decided: a domain of which it is true is not optimised any more. Of a combination it is told by how
+            much the bound exceeds the right-hand side.
+        lam: (B, R), not negative, multipliers of the rows in their combination.
 
     Returns:
         The best bounds that were met, measured once more with their rounding error.
@@ -226,24 +250,25 @@ def maximise(
         DeadlineExceeded: between two iterations.
     """
     group = problem.weights.group
-    race = _Race(problem, alpha, beta, settings)
+    race = _Race(problem, alpha, beta, settings, lam)
     for step in range(settings.iteration):
-        bounds, by_alpha, by_beta = gradients(race.problem, race.alpha, race.beta, step == 0)
+        bounds, slopes = race.gradients(step == 0)
         race.ascent.record(bounds, race.over)
         race.over = over = decided(race.ascent.best, race.index)
         finished = bool((over | race.ascent.settled().all(1)).all()) or step + 1 == settings.iteration
         # Ranks that share weights pass them together: who is done goes on until all are.
         if group.all_true(finished):
             break
-        race.ascent.move({_ALPHA: by_alpha, _BETA: by_beta})
-        del by_alpha, by_beta
+        race.ascent.move(slopes)
+        del slopes
         if settings.prune is not None and group.size == 1:
             race.drop(over, settings.prune)
         if deadline is not None:
             deadline.check()
     best = race.finish()
-    bounds, points = evaluate(problem, best[_ALPHA], best[_BETA])
-    return Optimised(bounds, best[_ALPHA], best[_BETA], points)
+    found = best[_LAMBDA][:, -1] if _LAMBDA in best else None
+    bounds, points = evaluate(problem.at(found), best[_ALPHA], best[_BETA])
+    return Optimised(bounds, best[_ALPHA], best[_BETA], points, found)
 
 
 class _Race:
@@ -255,7 +280,14 @@ class _Race:
         problem, ascent: theirs.
     """
 
-    def __init__(self, problem: Problem, alpha: Tensor, beta: Tensor, settings: BetaSettings) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        alpha: Tensor,
+        beta: Tensor,
+        settings: BetaSettings,
+        lam: Tensor | None,
+    ) -> None:
         self.problem = problem
         self.index = torch.arange(len(beta), device=beta.device)
         self.over: Tensor | None = None
@@ -265,6 +297,12 @@ class _Race:
             _ALPHA: Variable(torch.clamp(alpha, lower, upper), settings.lr_alpha, lower, upper),
             _BETA: Variable(beta.clone(), settings.lr_beta, lower=0.0),
         }
+        if problem.mixture is not None and lam is not None:
+            # Only the last row has multipliers: zeros stay with the others.
+            full = lam.new_zeros(*beta.shape[:2], lam.shape[1])
+            full[:, -1] = lam
+            total = lam.sum(1)[:, None, None]
+            variables[_LAMBDA] = Variable(full, settings.lr_lambda, lower=0.0, total=total)
         self.ascent = Ascent(
             variables, decay=settings.lr_decay, patience=settings.early_stop_patience, keep=True
         )
@@ -277,6 +315,24 @@ class _Race:
     @property
     def beta(self) -> Tensor:
         return self.ascent.variables[_BETA].value
+
+    def gradients(self, track_error: bool) -> tuple[RowBounds, dict[str, Tensor]]:
+        """Bounds of the domains that are left, and their derivatives by variable."""
+        mixture, item = self.problem.mixture, self.ascent.variables.get(_LAMBDA)
+        if mixture is None or item is None:
+            bounds, by_alpha, by_beta = gradients(self.problem, self.alpha, self.beta, track_error)
+            return bounds, {_ALPHA: by_alpha, _BETA: by_beta}
+        lam, ends = item.value[:, -1], dict[str, Tensor]()
+        combined = mixture.combined(lam)
+        problem = dataclasses.replace(self.problem, start=mixture.with_last(combined.rows))
+        bounds, by_alpha, by_beta = gradients(problem, self.alpha, self.beta, track_error, ends)
+        by_lam = torch.zeros_like(item.value)
+        last = {name: value[:, -1] for name, value in ends.items()}
+        by_lam[:, -1] = mixture.slope(problem.weights, lam, last)
+        lower = bounds.lower.expand(len(lam), -1).clone()
+        lower[:, -1] = (lower[:, -1].double() - combined.rhs).to(lower.dtype)
+        bounds = RowBounds(lower, bounds.error.expand(len(lam), -1))
+        return bounds, {_ALPHA: by_alpha, _BETA: by_beta, _LAMBDA: by_lam}
 
     def drop(self, over: Tensor, share: float) -> None:
         """Let the domains `over` (mask) leave, if they are many enough to be worth the copy."""
