@@ -53,8 +53,8 @@ def compute_bounds(
         settings: everything else; `method` overrides its method.
 
     Returns:
-        lower and upper bounds (B, *output shape without its leading 1), moved outward by all that rounding may
-        have done, to them and to the module's own computation.
+        lower and upper bounds (B, *output shape without its leading 1), moved outward by all that rounding
+        may have done, to them and to the module's own computation.
 
     Raises:
         LoadError: the module cannot be captured, or some op has no relaxation (all are named).

@@ -135,7 +135,7 @@ def _underflow(weights: Weights, relaxed: Relaxed) -> Tensor:
     """
     neurons = sum(node.size for node in weights.graph)
     rate = neurons**2 * smallest(weights.dtype)
-    most = [peak for peak in relaxed.peak.values()] or [torch.zeros(1, dtype=torch.float64)]
+    most = list(relaxed.peak.values()) or [torch.zeros(1, dtype=torch.float64)]
     return rate * torch.stack(torch.broadcast_tensors(*most)).amax(0)[:, None].to(weights.device)
 
 

@@ -98,7 +98,8 @@ class Relaxed:
             lines = item.relaxation.lines(item.node.attrs, known.lower, known.upper)
             nodes[name] = RelaxedNode(item.node, lines)
         sensitivity = {name: change(rate) for name, rate in self.sensitivity.items()}
-        return Relaxed(intervals, nodes, sensitivity, {name: change(most) for name, most in self.peak.items()})
+        peak = {name: change(most) for name, most in self.peak.items()}
+        return Relaxed(intervals, nodes, sensitivity, peak)
 
 
 @dataclass(frozen=True)

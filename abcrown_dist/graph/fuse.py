@@ -1,8 +1,9 @@
 """Rules that fold constant factors and summands into the linear map or convolution beside them.
 
-All arithmetic is in float64; the result is rounded once, to the type of the constants. Nodes keep what the calls
-that are fused away round where the network itself computes them: bounds hold for that as well. (Two linear maps
-in a row stay two: the magnitudes of the first one's sums cannot be told from the product of their weights.)
+All arithmetic is in float64; the result is rounded once, to the type of the constants. Nodes keep what the
+calls that are fused away round where the network itself computes them: bounds hold for that as well. (Two
+linear maps in a row stay two: the magnitudes of the first one's sums cannot be told from the product of
+their weights.)
 """
 
 from __future__ import annotations

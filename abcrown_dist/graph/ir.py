@@ -56,7 +56,8 @@ class Node:
         `relu`; `leaky_relu`: attr `negative_slope: float`.
 
     An affine node that stands for several calls has the attr `fused`: by how many roundings the network's own
-    computation of them exceeds that of the node, and the largest sum of magnitudes that its constant part adds up.
+    computation of them exceeds that of the node, and the largest sum of magnitudes that its constant part
+    adds up.
     """
 
     name: str

@@ -75,8 +75,8 @@ def _slack(lower: Tensor, upper: Tensor) -> Tensor:
     """By how much an intercept moves outward: for the roundings of slope, intercept and their products.
 
     At most three for the slope, four for the intercept and three for coefficients times slopes, each relative
-    to a product of a slope of at most 1 and an end; intercepts are summed in float64, where the number of neurons
-    counts as well.
+    to a product of a slope of at most 1 and an end; intercepts are summed in float64, where the number of
+    neurons counts as well.
     """
     count = 16 + (lower[0].numel() if lower.dtype == torch.float64 else 0)
     size = torch.maximum(lower.abs(), upper.abs())

@@ -1,4 +1,4 @@
-"""Worst-case rounding: bounds contain exact values on networks built to round all one way, and lose little."""
+"""Worst-case rounding: bounds contain exact values where all sums round one way, and lose little."""
 
 from __future__ import annotations
 
@@ -162,7 +162,9 @@ def test_float32_loses_little(name: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("name", oracle.NAMES)
-def test_a_networks_own_rounding_is_small_beside_its_bounds(name: str, oracle_folder: Path, bench: Path) -> None:
+def test_a_networks_own_rounding_is_small_beside_its_bounds(
+    name: str, oracle_folder: Path, bench: Path
+) -> None:
     case = oracle.load(oracle_folder, bench, name)
     if "resnet" in name:
         pytest.skip("takes long in float64")

@@ -150,6 +150,6 @@ def _check_terms(affine: AffineMap, matrices: list[Tensor]) -> None:
     longest = int((torch.cat(matrices, 1) != 0).sum(1).max())
     assert affine.terms >= longest, f"a sum of {longest} products is charged as one of {affine.terms}"
     most = int(max((matrix != 0).sum(0).max() for matrix in matrices))
-    assert affine.readers >= most, f"an operand that {most} outputs read is charged as read by {affine.readers}"
+    assert affine.readers >= most, f"{most} outputs read an operand, not {affine.readers}"
     if affine.identity_rows:
         assert all(torch.equal(matrix, torch.eye(len(matrix), dtype=DOUBLE)) for matrix in matrices)
