@@ -10,7 +10,6 @@ from torch import Tensor
 
 from abcrown_dist.bounds.concretize import Box, contract
 from abcrown_dist.bounds.types import Relaxed, RowBounds
-from abcrown_dist.util.numerics import unit_roundoff
 from abcrown_dist.weights.base import Weights
 
 

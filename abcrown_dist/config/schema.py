@@ -45,7 +45,8 @@ class General(Section):
         "rigorous",
         Choice("rigorous", "estimate"),
         "How errors of bounds are counted: rigorous takes the worst case, of bounds and of the network's "
-        "own computation; estimate lets errors cancel as independent ones do, and proves nothing where they do not.",
+        "own computation; estimate lets errors cancel as independent ones do, and proves nothing where they "
+        "do not.",
         "rounding",
     )
     complete_verifier: str = key(

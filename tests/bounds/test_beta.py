@@ -364,7 +364,7 @@ def test_a_domain_is_bounded_the_same_whatever_comes_with_it() -> None:
 
 
 def test_a_sign_narrows_the_interval_on_its_side_only() -> None:
-    known = Interval(torch.tensor([[-1.0, -2.0, 3.0]]), torch.tensor([[4.0, 5.0, 6.0]]), torch.zeros(1, 3))
+    known = Interval(torch.tensor([[-1.0, -2.0, 3.0]]), torch.tensor([[4.0, 5.0, 6.0]]))
     split = Split(torch.tensor([[0, 1], [1, 0], [0, 0]]), torch.tensor([[1.0, -1.0], [1.0, 0.0], [0.0, 0.0]]))
     cut = cut_interval(known, split)
     assert cut.lower.tolist() == [[0, -2, 3], [-1, 0, 3], [-1, -2, 3]]
