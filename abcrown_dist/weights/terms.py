@@ -78,6 +78,8 @@ def _signs(node: Node, constants: Mapping[str, Tensor]) -> bool:
 
 def most_readers(node: Node, in_shapes: Sequence[tuple[int, ...]], constants: Mapping[str, Tensor]) -> int:
     """Upper bound of the outputs of the affine call `node` that read any entry of an operand."""
+    if not node.size or not all(math.prod(shape) for shape in in_shapes):  # a rank without own neurons
+        return 1
     ratios = [[-(-a // b) for a, b in zip(node.shape, shape, strict=False)] for shape in in_shapes]
     if node.op in _ONE_EACH:
         return max(math.ceil(node.size / max(1, math.prod(shape))) for shape in in_shapes)
