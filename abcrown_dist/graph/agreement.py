@@ -156,8 +156,10 @@ def _disturbed(graph: Graph, point: Sequence[torch.Tensor], seed: int) -> list[t
                 operands = [near(values[name], terms) for name in node.inputs]
                 value = call(node, operands, graph.constants)
                 if classify(node) == "nonlinear" and node.target and value.is_floating_point():
-                    # Libraries compute such functions to an absolute accuracy.
+                    # Libraries compute bounded functions, as sigmoid, to an absolute accuracy: relative to 1,
+                    # and never to the largest entry, which would excuse errors of all others.
                     noise = torch.randn(value.shape, generator=random, dtype=value.dtype)
-                    value = value + 8 * unit * value.abs().nan_to_num(nan=0.0, posinf=0.0).amax() * noise
+                    size = value.abs().nan_to_num(nan=0.0, posinf=0.0).amax().clamp(max=1)
+                    value = value + 8 * unit * size * noise
                 values[node.name] = value
     return [near(values[name], 1) for name in graph.outputs]
