@@ -115,8 +115,18 @@ def test_tiny_errors_do_not_vanish(tmp_path: Path, method: str) -> None:
         with torch.no_grad():
             found[dtype] = bound_outputs(weights, Box(point, point), BoundSettings(method=method))
     rough, exact = (found[dtype][graph.outputs[0]] for dtype in (torch.float32, torch.float64))
-    # 0 in exact arithmetic.
-    assert rough.lower < exact.lower <= 0 <= exact.upper < rough.upper
+    assert rough.lower < exact.lower <= exact.upper < rough.upper
+
+
+@pytest.mark.parametrize("words", SETTINGS)
+def test_coefficients_that_vanish_count_with_large_inputs(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """2e-38 x times 1e-10 over x near 1e38: the coefficient of x is no float32, what it does is 4e-10."""
+    build = OnnxBuilder()
+    hidden = build.op("Relu", build.op("MatMul", build.input("x", [1, 1]), build.constant([[2e-38]])))
+    build.output(build.op("MatMul", hidden, build.constant([[1e-10]])), [1, 1])
+    model = build.save(tmp_path / "vanishing.onnx")
+    prop = write_property(tmp_path / "p.vnnlib", [("1e38", "2e38")], 1, "(>= Y_0 3e-10)")
+    assert run(model, prop, *words).verdict is not Verdict.UNSAT
 
 
 class Scaled(torch.nn.Module):

@@ -130,16 +130,12 @@ def foretell(case: Case, size: int) -> Forecast:
     return forecast(placed, case.settings(), Task(domains=1, rows=20, varying=graph.input_size))
 
 
-SLACK = 4 << 20  # bytes: two blocks of 2^18 numbers in float64
-
-
 def check(case: Case, size: int, pools: Any) -> None:
     found = pools(size).run(measure, case, seconds=3600)
     told = foretell(case, size)
     assert told.weights == max(rest for rest, _ in found)
     peak = max(peak for _, peak in found)
-    # The forecast knows nothing of the blocks in which coefficients are converted to float64.
-    assert abs(told.peak - peak) <= TOLERANCE * peak + SLACK
+    assert told.peak == pytest.approx(peak, rel=TOLERANCE)
 
 
 def cases(width: int, depth: int, sizes: Sequence[int] = (2, 4)) -> list[Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import abcrown_dist.flow as flow_module
@@ -23,7 +24,7 @@ from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.util.errors import LoadError
 from abcrown_dist.verify import Outcome
 from tests import flow
-from tests.models import identity
+from tests.models import OnnxBuilder, identity
 
 ROOT = Path(__file__).resolve().parent.parent
 BOX: list[flow.Range] = [(-1, 1)] * 2
@@ -456,11 +457,18 @@ def test_a_plot_that_fails_leaves_the_verdict(files: Path, monkeypatch: pytest.M
     assert (files / "out.txt").read_text() == "unsat\n"
 
 
-@pytest.mark.skip(reason="contradictory rows end at once now: it needs another search that never ends")
 def test_a_terminated_run_says_error(files: Path) -> None:
-    """SIGTERM in the middle of a search that never ends by itself: the boundary of a half space is halved."""
-    flow.write_property(files / "never.vnnlib", BOX, 2, "(and (<= Y_0 0) (> Y_0 0))")
-    words = ["--onnx_path", "net.onnx", "--vnnlib_path", "never.vnnlib", "--pgd_order", "skip"]
+    """SIGTERM in a search that does not end: relu(sum x) - sum relu(x) is 0 along ridges of the box."""
+    count = 12
+    build = OnnxBuilder()
+    weight = np.concatenate([np.eye(count), np.ones((count, 1))], axis=1)
+    signs = np.append(-np.ones(count), 1.0)[:, None]
+    hidden = build.op("Relu", build.op("MatMul", build.input("x", [1, count]), build.constant(weight)))
+    build.output(build.op("MatMul", hidden, build.constant(signs)), [1, 1])
+    build.save(files / "ridges.onnx")
+    flow.write_property(files / "never.vnnlib", [("-1", "1")] * count, 1, "(>= Y_0 0.01)")
+    words = ["--onnx_path", "ridges.onnx", "--vnnlib_path", "never.vnnlib", "--pgd_order", "skip"]
+    words += ["--bab.branching.input_split.enable", "true"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [sys.executable, "-m", "abcrown_dist", *words, "--device", "cpu", "--progress", "plain"],

@@ -96,14 +96,8 @@ def judge_combined(
     lost = lost[:, None] + lost_by_rounding(weights, gap, relaxed, box, like)
     rhs = like.masked_fill(~several.any(1, keepdim=True), torch.inf)
     strict = (several & judge.strict).any(1, keepdim=True)
-    if alone:
-        return Judge(rhs, lost, judge.sane, strict)
-    return Judge(
-        torch.cat([judge.rhs, rhs], dim=1),
-        torch.cat([judge.lost, lost], dim=1),
-        judge.sane,
-        torch.cat([judge.strict, strict], dim=1),
-    )
+    last = Judge(rhs, lost, judge.sane, strict)
+    return last if alone else _joined(judge, last)
 
 
 def judge_shifted(judge: Judge, unit: Tensor, alone: bool = False) -> Judge:
@@ -116,14 +110,15 @@ def judge_shifted(judge: Judge, unit: Tensor, alone: bool = False) -> Judge:
     lost = (judge.lost.masked_fill(~several, 0.0) * unit).amax(1, keepdim=True) * count
     rhs = torch.zeros_like(lost).masked_fill(count == 0, torch.inf)
     strict = torch.zeros_like(rhs, dtype=torch.bool)
-    if alone:
-        return Judge(rhs, lost, judge.sane, strict)
-    return Judge(
-        torch.cat([judge.rhs, rhs], dim=1),
-        torch.cat([judge.lost, lost], dim=1),
-        judge.sane,
-        torch.cat([judge.strict, strict], dim=1),
-    )
+    last = Judge(rhs, lost, judge.sane, strict)
+    return last if alone else _joined(judge, last)
+
+
+def _joined(judge: Judge, last: Judge) -> Judge:
+    """The judge of the rows of both."""
+    pairs = ((judge.rhs, last.rhs), (judge.lost, last.lost), (judge.strict, last.strict))
+    rhs, lost, strict = (torch.cat(pair, dim=1) for pair in pairs)
+    return Judge(rhs, lost, judge.sane, strict)
 
 
 def averaged(margin: Tensor, combined: Combined) -> Tensor:
@@ -148,7 +143,7 @@ def refute_combined(
     weights: Weights,
     clauses: Clauses,
     relaxed: Relaxed,
-    judge: Judge,
+    sane: Tensor,
     wanted: set[int],
     settings: BoundSettings,
     deadline: Deadline,
@@ -158,7 +153,7 @@ def refute_combined(
     The former with the margin of an average of their rows.
 
     Args:
-        judge: of the rows.
+        sane: (B, 1), whether bounds over each of the clauses' boxes prove anything.
 
     Raises:
         DeadlineExceeded: between two iterations.
@@ -168,15 +163,19 @@ def refute_combined(
     wanted = {index for index in wanted if int((clauses.disjunct == index).sum()) > 1}
     if not wanted:
         return refuted, doubtful
-    goals, own = _goals_with_judge(clauses, wanted, judge)
+    goals = Goals.of(clauses, wanted)
     combination = Combination.of(weights, goals)
     if combination is None:
         return refuted, doubtful
     for piece in torch.arange(len(goals), device=goals.box.device).split(_GOALS):
         deadline.check()
-        box, here = clauses.box.select(goals.box[piece]), relaxed.select(goals.box[piece])
+        boxes = goals.box[piece]
+        box, here = clauses.box.select(boxes), relaxed.select(boxes)
         mixture = combination.mixture(piece, alone=True)
-        part, lam = own.select(piece), combination.first(weights, here, box, piece)
+        coefficients, rhs = {name: part[piece] for name, part in goals.lost.items()}, goals.rhs[piece]
+        lost = lost_by_rounding(weights, coefficients, here, box, rhs)
+        part = Judge(rhs, lost, sane[boxes], goals.strict[piece])
+        lam = combination.first(weights, here, box, piece)
         found = _optimised(weights, mixture, lam, here, box, part, settings, deadline)
         assert found.lam is not None
         combined = mixture.combined(found.lam)
@@ -222,15 +221,3 @@ def _optimised(
         Problem(weights, mixture.start(lam), relaxed, box, {}, movable, mixture),
         alpha, alpha.new_zeros(count, 1, 0), race, decided, deadline, lam,
     )  # fmt: skip
-
-
-def _goals_with_judge(clauses: Clauses, wanted: set[int], judge: Judge) -> tuple[Goals, Judge]:
-    """The disjuncts as goals, and what the clauses' judge knows of their rows."""
-    goals = Goals.of(clauses, wanted)
-    column = torch.zeros(goals.rhs.shape, dtype=torch.int64, device=goals.rhs.device)
-    for g, index in enumerate(goals.disjunct):
-        found = torch.nonzero(clauses.disjunct[goals.box[g]] == index).flatten()
-        column[g, : len(found)] = found
-    lost = judge.lost.expand(len(clauses.rhs), -1)[goals.box[:, None], column]
-    return goals, Judge(goals.rhs, lost, judge.sane[goals.box], goals.strict)
-

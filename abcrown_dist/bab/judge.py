@@ -10,6 +10,7 @@ from torch import Tensor
 
 from abcrown_dist.bounds.concretize import Box, contract
 from abcrown_dist.bounds.types import Relaxed, RowBounds
+from abcrown_dist.util.numerics import two_sum
 from abcrown_dist.weights.base import Weights
 
 
@@ -32,10 +33,7 @@ class Judge:
     def weigh(self, bounds: RowBounds, rows: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Margins lower - rhs of some rows and their errors, in float64; NaN where nothing is proven."""
         lower, rhs = bounds.lower.double(), self.rhs[:, rows]
-        margin = lower - rhs
-        # What the subtraction lost, exactly (Knuth's TwoSum): nothing where both are nearly equal.
-        part = margin - lower
-        subtraction = ((lower - (margin - part)) + (-rhs - part)).abs()
+        margin, subtraction = two_sum(lower, -rhs)
         error = bounds.error.double() + self.lost[:, rows] + subtraction
         return margin, torch.where(margin.isfinite() & self.sane, error, torch.nan)
 

@@ -133,7 +133,7 @@ def refute(
             part = Refutation(proven, margins=_by_disjunct(clauses, margin))
             part.doubtful = clauses.refuted(margin + error > 0)
             left = set(clauses.disjunct.flatten().tolist()) - {-1} - proven
-            combined = refute_combined(weights, clauses, relaxed, judge, left, settings, deadline)
+            combined = refute_combined(weights, clauses, relaxed, sane, left, settings, deadline)
             for index, average in combined[0].items():
                 part.refuted.add(index)
                 part.margins[index].append(average)

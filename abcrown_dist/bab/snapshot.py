@@ -105,8 +105,9 @@ def root_tensors(weights: Weights, relaxed: Relaxed) -> dict[str, Tensor]:
     for name, item in relaxed.intervals.items():
         for side in _SIDES:
             found[f"{_ROOT}{side}/{name}"] = weights.whole(name, getattr(item, side)).to(_HOST)
-    for name, rate in relaxed.sensitivity.items():
-        found[f"{_ROOT}sensitivity/{name}"] = weights.whole(name, rate).to(_HOST)
+    for kind, rates in (("execution", relaxed.execution), ("own", relaxed.own)):
+        for name, rate in rates.items():
+            found[f"{_ROOT}{kind}/{name}"] = weights.whole(name, rate).to(_HOST)
     for name, peak in relaxed.peak.items():
         parts = weights.group.gather_all(peak) if weights.parts > 1 else peak[None]
         found[f"{_ROOT}peak/{name}"] = parts.amax(0).to(_HOST)
@@ -119,7 +120,7 @@ def root_bounds(weights: Weights, tensors: Part) -> Relaxed:
     Raises:
         LoadError: it was written of another network, or in another precision.
     """
-    kinds: dict[str, dict[str, Tensor]] = {"sensitivity": {}, "peak": {}, **{side: {} for side in _SIDES}}
+    kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in ("execution", "own", "peak", *_SIDES)}
     for key, value in tensors.items():
         if key.startswith(_ROOT):
             kind, _, name = key.removeprefix(_ROOT).partition("/")
@@ -135,4 +136,4 @@ def root_bounds(weights: Weights, tensors: Part) -> Relaxed:
             known = intervals[node.inputs[0]]
             lines = REGISTRY[node.op].lines(node.attrs, known.lower, known.upper)
             nodes[node.name] = RelaxedNode(node, lines)
-    return Relaxed(intervals, nodes, kinds["sensitivity"], kinds["peak"])
+    return Relaxed(intervals, nodes, kinds["execution"], kinds["own"], kinds["peak"])

@@ -73,12 +73,11 @@ def gradients(
     relaxed: Relaxed,
     inputs: InputSet,
     alphas: Mapping[str, Tensor],
-    track_error: bool = False,
 ) -> tuple[RowBounds, dict[str, Tensor]]:
-    """Bounds at `alphas` and their derivative with respect to each, in the same shapes."""
+    """Bounds at `alphas` with their rounding error, and their derivatives with respect to each of these."""
     tape: dict[str, Tensor] = {}
-    linear = back_substitute(weights, start, relaxed, alphas=alphas, tape=tape, track_error=track_error)
-    bounds = concretize(weights, linear, inputs, track_error)
+    linear = back_substitute(weights, start, relaxed, alphas=alphas, tape=tape)
+    bounds = concretize(weights, linear, inputs)
     points = inputs.minimiser(linear.A)
     del linear
     slopes = {}
@@ -122,11 +121,8 @@ def maximise(
         keep=keep_alphas,
     )
     finished = all_finished = False
-    for step in range(settings.iteration):
-        # Rounding depends little on the slopes: where no verdict hangs on every step, the first pass
-        # and the last measure it for all of them.
-        track_error = step == 0 or stop is not None
-        bounds, slopes = gradients(weights, start, relaxed, inputs, alphas, track_error)
+    for _ in range(settings.iteration):
+        bounds, slopes = gradients(weights, start, relaxed, inputs, alphas)
         if not finished:
             search.record(bounds)
             finished = bool(search.settled().all())

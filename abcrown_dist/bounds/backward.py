@@ -19,7 +19,7 @@ from abcrown_dist.bounds.rules import affine_backward, relaxed_backward, relaxed
 from abcrown_dist.bounds.types import OneHot, Relaxed, RowBounds, ancestors
 from abcrown_dist.graph.aten import classify
 from abcrown_dist.graph.ir import Node
-from abcrown_dist.util.numerics import round_down, round_up, smallest, unit_roundoff, upward
+from abcrown_dist.util.numerics import round_down, round_up, smallest, two_sum, unit_roundoff, upward
 from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.maps import AffineMap
 
@@ -57,10 +57,13 @@ class LinearBound:
     Attributes:
         A: by input name (B or 1, R, *shape).
         bias: (B or 1, R), in float64 where errors are tracked.
-        error: (B or 1, R) float64, all rounding errors but that of the concretisation; zero when not tracked.
-        underflow: (B or 1, 1) float64, what may be lost where numbers are too small for full precision.
+        error: (B or 1, R) float64, all rounding errors but that of the concretisation; zero when not
+            tracked.
+        underflow: (B or 1, 1) float64, what may be lost where numbers are too small for full precision,
+            if anything is rounded at all; zero when not tracked.
 
-    `bias` and `error` are what own neurons contribute: under tensor parallelism still to be added up.
+    `bias`, `error` and `underflow` are what own neurons contribute: under tensor parallelism still to be
+    added up.
     """
 
     A: Mapping[str, Tensor]
@@ -99,7 +102,8 @@ def back_substitute(
     weights.expect([node.name for node in order if classify(node) == "affine"])
     for node in order:
         walk.pass_node(node)
-    return LinearBound(walk.inputs, walk.bias, walk.error, _underflow(weights, relaxed))
+    underflow = _underflow(weights, relaxed) if track_error else walk.error.new_zeros(1, 1)
+    return LinearBound(walk.inputs, walk.bias, walk.error, underflow)
 
 
 def lower_bound(weights: Weights, start: Start, relaxed: Relaxed, inputs: InputSet) -> RowBounds:
@@ -115,11 +119,13 @@ def concretize(
         lower = weights.total(inputs.minimum(linear.A) + linear.bias)
         return RowBounds(lower, torch.zeros_like(lower))
     lower, error = inputs.safe_minimum(linear.A, weights.rounding)
-    lower, bias = torch.broadcast_tensors(lower, linear.bias)
-    # Adding the two up, and what ranks have of each.
-    error = error + linear.error + 4 * (1 + weights.parts) * _U64 * (lower.abs() + bias.abs())
-    error = torch.where(error > 0, error + linear.underflow, error)
-    lower, error = weights.total(torch.stack([lower + bias, error]))
+    lower, lost = two_sum(*torch.broadcast_tensors(lower, linear.bias))
+    error = error + linear.error + lost
+    if weights.parts > 1:  # what ranks have of the bound is added up
+        error = error + weights.parts * _U64 * lower.abs()
+    parts = torch.broadcast_tensors(lower, error, linear.underflow)
+    lower, error, underflow = weights.total(torch.stack(parts))
+    error = torch.where(error > 0, error + underflow, error)
     return rounded_bounds(lower, error, weights.dtype)
 
 
@@ -131,12 +137,12 @@ def rounded_bounds(lower: Tensor, error: Tensor, dtype: torch.dtype) -> RowBound
 def _underflow(weights: Weights, relaxed: Relaxed) -> Tensor:
     """What a pass may lose to numbers that are too small for full precision, (B, 1) float64.
 
-    Each product loses less than `smallest` before it meets a neuron, and neurons are at most `peak`.
+    Each product loses less than `smallest` before it meets a neuron, and neurons, inputs among them, are at
+    most `peak`.
     """
     neurons = sum(node.size for node in weights.graph)
-    rate = neurons**2 * smallest(weights.dtype)
-    most = list(relaxed.peak.values()) or [torch.zeros(1, dtype=torch.float64)]
-    return rate * torch.stack(torch.broadcast_tensors(*most)).amax(0)[:, None].to(weights.device)
+    most = torch.stack(torch.broadcast_tensors(*relaxed.peak.values())).amax(0)
+    return neurons**2 * smallest(weights.dtype) * most[:, None]
 
 
 def identity_rows(weights: Weights, name: str, index: Tensor, sign: Tensor) -> Start:
@@ -274,33 +280,57 @@ class _Walk:
         alpha = self.alphas.get(node.name)
         result, bias = relaxed_backward(self.relaxed.nodes[node.name], A, alpha, self.contract)
         if bias is not None:
-            self.bias = self.bias + bias
+            self._add_bias(bias)
         self.add(node.inputs[0], result)
 
     def _add_offset(self, offset: Tensor | None, rows: Tensor | OneHot) -> None:
         if offset is None:
             return
         if isinstance(rows, OneHot):
-            self.bias = self.bias + (offset.flatten()[rows.index] * rows.sign)[None]
+            self._add_bias((offset.flatten()[rows.index] * rows.sign)[None].to(self.bias.dtype))
         else:
-            self.bias = self.bias + self.contract(rows.flatten(2), offset[None])
+            self._add_bias(self.contract(rows.flatten(2), offset[None]))
+
+    def _add_bias(self, part: Tensor) -> None:
+        if not self.track_error:
+            self.bias = self.bias + part
+            return
+        self.bias, lost = two_sum(*torch.broadcast_tensors(self.bias, part))
+        self.error = self.error + lost
 
     def _add_error(self, node: Node, rows: Tensor | OneHot) -> None:
-        if not self.track_error or node.name not in self.relaxed.sensitivity:
+        if not self.track_error:
             return
-        rate = self.relaxed.sensitivity[node.name]
-        if not rate.numel():
-            return
-        if isinstance(rows, OneHot):
-            self.error = self.error + (rate.flatten(1)[:, rows.index] * rows.sign.abs()).double()
-        else:
-            sum_of_all = contract(rows.flatten(2).abs(), rate).double()
-            self.error = self.error + sum_of_all * upward(rate[0].numel(), rate.dtype)
+        execution, own = self.relaxed.execution.get(node.name), self.relaxed.own.get(node.name)
+        if execution is not None:
+            self.error = self.error + _charge(rows, execution)
+        if own is not None and not (node.unit and isinstance(rows, OneHot)):
+            charge = _charge(rows, own)
+            if node.unit and isinstance(rows, Tensor):
+                charge = charge.masked_fill(self.weights.total(_broken(rows)) == 0, 0.0)
+            self.error = self.error + charge
 
     def _dense(self, name: str, rows: Tensor | OneHot) -> Tensor:
         if isinstance(rows, OneHot):
             return rows.dense(self.weights.shape(name), self.weights.dtype)
         return rows
+
+
+def _broken(rows: Tensor) -> Tensor:
+    """What of the rows (B or 1, R, *shape) is no whole number, or so large that sums of them may round."""
+    flat = rows.flatten(2)
+    size = flat.abs().sum(2)
+    large = torch.where(size * max(1, flat.shape[2]) < 1 / torch.finfo(rows.dtype).eps, 0.0, size)
+    return (flat - flat.round()).abs().sum(2) + large
+
+
+def _charge(rows: Tensor | OneHot, rate: Tensor) -> Tensor:
+    """|A| times error rates (B, *shape), (B or 1, R) float64, not less than it is."""
+    if not rate.numel():
+        return torch.zeros(1, 1, dtype=torch.float64, device=rate.device)
+    if isinstance(rows, OneHot):
+        return (rate.flatten(1)[:, rows.index] * rows.sign.abs()).double()
+    return contract(rows.flatten(2).abs(), rate).double() * upward(rate[0].numel(), rate.dtype)
 
 
 def row_count(start: Start) -> int:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from abcrown_dist.bounds.types import Interval
-from abcrown_dist.util.numerics import Rounding, unit_roundoff, upward
+from abcrown_dist.util.numerics import Rounding, two_sum, unit_roundoff, upward
 
-_BLOCK = 1 << 18  # numbers converted to float64 at once
+_PIECES = 16  # in which coefficients are converted to float64
 
 
 class InputSet(Protocol):
@@ -81,14 +81,23 @@ class Box:
         total: Tensor | None = None
         error: Tensor | None = None
         for name, part in A.items():
-            flat = part.flatten(2)
-            size = self.interval(name).magnitude
-            value = contract_in_float64(flat, self._centre[name])
-            value = value - contract_in_float64(flat.abs(), self._radius[name])
-            slack = contract(flat.abs(), size).double() * upward(size[0].numel(), size.dtype)
-            slack = slack * rounding.own(2 * self._terms + 4, torch.float64)
-            total = value if total is None else total + value
-            error = slack if error is None else error + slack
+            flat, size = part.flatten(2), self.interval(name).magnitude
+            value, lost = two_sum(
+                contract_in_float64(flat.clamp(min=0), self.lower[name]),
+                contract_in_float64(flat.clamp(max=0), self.upper[name]),
+            )
+            # A sum of one product is exact, and so is the product of two float32, or by 1.
+            several = (flat != 0).sum(2) > 1
+            if flat.dtype == torch.float64:
+                several |= ((flat.abs() != 1) & (flat != 0)).any(2)
+            rate = rounding.own(self._terms + 4, torch.float64) * upward(size[0].numel(), size.dtype)
+            slack = rate * contract(flat.abs(), size).double()
+            slack = lost + torch.where(several, slack, 0.0)
+            if total is None or error is None:
+                total, error = value, slack
+            else:
+                total, lost = two_sum(total, value)
+                error = error + slack + lost
         assert total is not None and error is not None
         return total, error
 
@@ -110,22 +119,21 @@ def centre_radius(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def contract_in_float64(A_BRN: Tensor, v_BN: Tensor) -> Tensor:
-    """`contract` with its products and sums in float64, a few rows of A at a time."""
-    flat = v_BN.flatten(1).double()
-    lead, width = A_BRN.shape[:2], max(1, A_BRN.shape[2])
-    if A_BRN.dtype == torch.float64 or A_BRN.numel() <= _BLOCK:
-        return contract(A_BRN.double(), flat)
-    result = flat.new_empty(max(lead[0], len(flat)), lead[1])
-    if len(flat) == 1:
-        rows = A_BRN.reshape(-1, width)
-        parts = [part.double() @ flat[0] for part in rows.split(max(1, _BLOCK // width))]
-        return torch.cat(parts).reshape(lead)
-    step = max(1, _BLOCK // (width * lead[1]))
-    for first in range(0, len(flat), step):
-        here = slice(first, first + step)
-        part = A_BRN if lead[0] == 1 else A_BRN[here]
-        result[here] = contract(part.double(), flat[here])
-    return result
+    """`contract` with its products and sums in float64, a sixteenth of the rows or domains at a time."""
+    if A_BRN.dtype == torch.float64:
+        return contract(A_BRN, v_BN)
+    flat, (domains, rows) = v_BN.flatten(1).double(), A_BRN.shape[:2]
+    if domains == 1 or len(flat) == 1:  # what domains share goes with each piece of the rows
+        step = max(1, -(-rows // _PIECES))
+        return torch.cat([contract(part.double(), flat) for part in A_BRN.split(step, 1)], dim=1)
+    step = max(1, domains // _PIECES)
+    convert = contract_in_float64 if step == 1 else _converted
+    pairs = zip(A_BRN.split(step), flat.split(step), strict=True)
+    return torch.cat([convert(part, values) for part, values in pairs])
+
+
+def _converted(A_BRN: Tensor, v_BN: Tensor) -> Tensor:
+    return contract(A_BRN.double(), v_BN)
 
 
 def contract(A_BRN: Tensor, v_BN: Tensor) -> Tensor:

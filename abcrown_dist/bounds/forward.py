@@ -22,10 +22,9 @@ from abcrown_dist.bounds.types import Interval, OneHot, Relaxed, RelaxedNode, Ro
 from abcrown_dist.graph.aten import classify
 from abcrown_dist.graph.ir import Node
 from abcrown_dist.relax import REGISTRY
-from abcrown_dist.util.numerics import Rounding, upward
+from abcrown_dist.util.numerics import Rounding, smallest, two_sum, upward
 from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.maps import AffineMap
-from abcrown_dist.weights.terms import fused_magnitude
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,15 @@ class Forms:
     up: Tensor
     up0: Tensor
     error: Tensor
-    rounding: Rounding
 
-    def interval(self) -> Interval:
+    def interval(self, rounding: Rounding) -> Interval:
         """Concrete bounds over t in [-1, 1]^K."""
-        lower, upper = self.low0 - self.low.abs().sum(1), self.up0 + self.up.abs().sum(1)
-        slack = self.error + self.rounding.own(self.low.shape[1] + 4, self.low.dtype) * self.magnitude()
-        return Interval(lower - slack, upper + slack)
+        lower, lost_below = two_sum(self.low0, -self.low.abs().sum(1))
+        upper, lost_above = two_sum(self.up0, self.up.abs().sum(1))
+        slack = rounding.own(self.low.shape[1] + 4, self.low.dtype) * self.magnitude()
+        several = ((self.low != 0).sum(1) > 1) | ((self.up != 0).sum(1) > 1)  # else their sum is exact
+        slack = self.error + torch.where(several, slack, 0.0)
+        return Interval(lower - (slack + lost_below), upper + (slack + lost_above))
 
     def magnitude(self) -> Tensor:
         """Largest absolute value that the forms' own terms can sum up to."""
@@ -69,7 +70,7 @@ def forward_intervals(weights: Weights, inputs: InputSet) -> dict[str, Interval]
 
     def visit(name: str, forms: Forms) -> None:
         if name in names:
-            found[name] = forms.interval()
+            found[name] = forms.interval(weights.rounding)
 
     _run(weights, inputs, relax, visit)
     return found
@@ -88,6 +89,7 @@ def forward_rows(weights: Weights, inputs: InputSet, relaxed: Relaxed, start: St
     constant: Tensor | None = None
     error: Tensor | None = None
     for name, rows in start.items():
+        one_hot = isinstance(rows, OneHot)  # picks a form as it is
         if isinstance(rows, OneHot):
             rows = rows.dense(weights.shape(name), weights.dtype)
         form, A = forms[name], rows.flatten(2)
@@ -95,13 +97,20 @@ def forward_rows(weights: Weights, inputs: InputSet, relaxed: Relaxed, start: St
         slopes = positive @ form.low.flatten(2).mT + negative @ form.up.flatten(2).mT
         offset = contract(positive, form.low0) + contract(negative, form.up0)
         rate = weights.rounding.own(A.shape[2] + slopes.shape[2] + 8, slopes.dtype)
-        slack = contract(A.abs(), form.error + rate * form.magnitude()) * upward(A.shape[2], A.dtype)
+        charge = form.error if one_hot else form.error + rate * form.magnitude()
+        slack = contract(A.abs(), charge) * upward(A.shape[2], A.dtype)
+        if not one_hot:
+            slack = slack + A.shape[2] * (slopes.shape[2] + 1) * smallest(A.dtype)
         total = slopes if total is None else total + slopes
         constant = offset if constant is None else constant + offset
         error = slack if error is None else error + slack
     assert total is not None and constant is not None and error is not None
     constant, error = weights.total(torch.stack([constant, error]))
-    return RowBounds(constant - weights.total(total).abs().sum(2), error)
+    slopes = weights.total(total).abs()
+    size, several = slopes.sum(2), (slopes != 0).sum(2) > 1
+    lower, lost = two_sum(constant, -size)
+    rate = weights.rounding.own(slopes.shape[2] + 4, slopes.dtype)
+    return RowBounds(lower, error + lost + torch.where(several, rate * size, 0.0))
 
 
 def varying_inputs(weights: Weights, inputs: InputSet) -> int:
@@ -125,9 +134,10 @@ def _run(weights: Weights, inputs: InputSet, relax: Relax, visit: Callable[[str,
             pass
         elif classify(node) == "affine":
             with weights.visit(node) as affine:
-                forms[node.name] = _affine(affine, operands, fused_magnitude(node))
+                forms[node.name] = _affine(weights, affine, operands, node.fused[1])
         else:
-            forms[node.name] = _relaxed(weights, relax(node, operands[0].interval()), operands[0])
+            relaxed = relax(node, operands[0].interval(weights.rounding))
+            forms[node.name] = _relaxed(weights, relaxed, operands[0])
         visit(node.name, forms[node.name])
         for name in dict.fromkeys(node.inputs):
             pending[name] -= 1
@@ -149,21 +159,22 @@ def _input_forms(weights: Weights, inputs: InputSet) -> dict[str, Forms]:
         slopes = torch.zeros(inputs.domains, count, len(own), dtype=weights.dtype, device=weights.device)
         slopes[:, place[own], own.nonzero().flatten()] = radius.flatten(1)[:, own]
         slopes = slopes.reshape(inputs.domains, count, *shape)
-        forms[name] = Forms(slopes, centre, slopes, centre, torch.zeros_like(centre), weights.rounding)
+        forms[name] = Forms(slopes, centre, slopes, centre, torch.zeros_like(centre))
         offset += int(varies.sum())
     return forms
 
 
-def _affine(affine: AffineMap, operands: list[Forms], constant: float) -> Forms:
+def _affine(weights: Weights, affine: AffineMap, operands: list[Forms], constant: float) -> Forms:
     """Forms of an affine node; `constant` is what fused calls add up beside them."""
-    lead, dtype, rounding = operands[0].low.shape[:2], operands[0].low.dtype, operands[0].rounding
+    lead, dtype, rounding = operands[0].low.shape[:2], weights.dtype, weights.rounding
     bias, sizes = affine.offset(), [x.magnitude() for x in operands]
     counts = affine.roundings(*((size != 0).to(dtype) for size in sizes))
     total = affine.absolute(*sizes) + constant
     total = total if bias is None else total + bias.abs()
     # Sums of low + up and low - up, for the slopes and the constant, with the sum of both kinds.
     rate = rounding.own(counts + 8, dtype) + rounding.execution(counts)
-    error = affine.absolute(*(x.error for x in operands)) + rate * total
+    here = rate * total + (counts + 8) * (lead[1] + 1) * smallest(dtype)
+    error = affine.absolute(*(x.error for x in operands)) + torch.where(counts > 0, here, 0.0)
     error = error * upward(2 * affine.terms + 8, dtype)
 
     def linear(*parts: Tensor) -> Tensor:
@@ -175,7 +186,7 @@ def _affine(affine: AffineMap, operands: list[Forms], constant: float) -> Forms:
     if all(x.up is x.low for x in operands):
         low = linear(*(x.low for x in operands))
         low0 = affine.apply(*(x.low0 for x in operands))
-        return Forms(low, low0, low, low0, error, rounding)
+        return Forms(low, low0, low, low0, error)
     if affine.nonnegative:
         return Forms(
             linear(*(x.low for x in operands)),
@@ -183,14 +194,13 @@ def _affine(affine: AffineMap, operands: list[Forms], constant: float) -> Forms:
             linear(*(x.up for x in operands)),
             affine.apply(*(x.up0 for x in operands)),
             error,
-            rounding,
         )
     # W+ low + W- up = W (low + up) / 2 - |W| (up - low) / 2, likewise for the upper form.
     middle = linear(*((x.low + x.up) / 2 for x in operands))
     spread = absolute(*((x.up - x.low) / 2 for x in operands))
     middle0 = affine.apply(*((x.low0 + x.up0) / 2 for x in operands))
     spread0 = affine.absolute(*((x.up0 - x.low0) / 2 for x in operands))
-    return Forms(middle - spread, middle0 - spread0, middle + spread, middle0 + spread0, error, rounding)
+    return Forms(middle - spread, middle0 - spread0, middle + spread, middle0 + spread0, error)
 
 
 def _relaxed(weights: Weights, relaxed: RelaxedNode, z: Forms) -> Forms:
@@ -203,7 +213,8 @@ def _relaxed(weights: Weights, relaxed: RelaxedNode, z: Forms) -> Forms:
     size = steepest * z.magnitude()
     for intercept in (lines.lower_intercept, lines.upper_intercept):
         size = size if intercept is None else size + intercept.abs()
-    return Forms(low, low0, up, up0, steepest * z.error + rate * size, weights.rounding)
+    error = steepest * z.error + rate * size + 8 * (z.low.shape[1] + 1) * smallest(z.low.dtype)
+    return Forms(low, low0, up, up0, error)
 
 
 def _follow(

@@ -19,7 +19,6 @@ from abcrown_dist.relax import REGISTRY
 from abcrown_dist.util.numerics import smallest, upward
 from abcrown_dist.weights.base import Weights
 from abcrown_dist.weights.maps import AffineMap
-from abcrown_dist.weights.terms import fused_magnitude
 
 _OWN = 16  # roundings of constants, centre, radius, their difference, and its move outward
 
@@ -30,12 +29,13 @@ class AffineInterval:
 
     Attributes:
         interval: its bounds.
-        sensitivity: (B, *shape), see `rounding.py`; None where nothing is ever rounded.
+        execution, own: (B, *shape) each, see `rounding.py`; None where nothing is ever rounded.
         peak: (B,) float64, the largest sum of magnitudes; None where nothing is summed.
     """
 
     interval: Interval
-    sensitivity: Tensor | None = None
+    execution: Tensor | None = None
+    own: Tensor | None = None
     peak: Tensor | None = None
 
 
@@ -49,7 +49,7 @@ def affine_interval(weights: Weights, node: Node, operands: Sequence[Interval]) 
             if affine.readers == 1:
                 return AffineInterval(moved)
             rate = weights.rounding.own(affine.readers + _OWN, weights.dtype)
-            return AffineInterval(moved, rate * affine.linear(*sizes))
+            return AffineInterval(moved, own=rate * affine.linear(*sizes))
         halves = [centre_radius(lo, up) for lo, up in zip(lowers, uppers, strict=True)]
         stacked = [torch.cat([r, size]) for (_, r), size in zip(halves, sizes, strict=True)]
         radius, total = affine.absolute(*stacked).chunk(2)
@@ -59,7 +59,7 @@ def affine_interval(weights: Weights, node: Node, operands: Sequence[Interval]) 
             centre = affine.apply(*(c for c, _ in halves))
             lower, upper = centre - radius, centre + radius
         total = total if bias is None else total + bias.abs()
-        total = (total + fused_magnitude(node)) * upward(affine.terms, weights.dtype)
+        total = (total + node.fused[1]) * upward(affine.terms, weights.dtype)
         return _outward(weights, affine, Interval(lower, upper), total, sizes)
 
 
@@ -83,9 +83,16 @@ def _outward(
     rate = rounding.own(terms + _OWN, dtype)
     return AffineInterval(
         Interval(found.lower - slack, found.upper + slack),
-        execution + rate * total,
-        total.flatten(1).amax(1).double() if total[0].numel() else total.new_zeros(len(total)).double(),
+        execution if weights.rounding.model is not None else None,
+        rate * total,
+        peak(total),
     )
+
+
+def peak(magnitude: Tensor) -> Tensor:
+    """The largest entry (B,) in float64 of each domain (B, *shape); 0 on a rank without own neurons."""
+    flat = magnitude.flatten(1).double()
+    return flat.amax(1) if flat.shape[1] else flat.sum(1)
 
 
 def nonlinear_interval(weights: Weights, node: Node, operand: Interval) -> Interval:

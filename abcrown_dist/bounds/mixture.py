@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from abcrown_dist.bounds.concretize import contract
-from abcrown_dist.util.numerics import round_up
+from abcrown_dist.util.numerics import round_up, two_sum
 from abcrown_dist.weights.base import Weights
 
 
@@ -124,7 +124,7 @@ def _weighted_sum(factor: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Sum over rows of factor (B, R) times values (B or 1, R, ...) in float64, and by how much it may be off.
 
     Factors have 24 digits. With values cut into two halves every product is exact, and what the sums lose is
-    exact too (Knuth's TwoSum), so that nothing is lost where nothing rounds.
+    exact too, so that nothing is lost where nothing rounds.
     """
     values = values.double()
     high = values.float().double()
@@ -136,9 +136,7 @@ def _weighted_sum(factor: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             if total is None or off is None:
                 total, off = row, torch.zeros_like(row)
                 continue
-            found = total + row
-            part = found - total
-            off = off + ((total - (found - part)) + (row - part)).abs()
-            total = found
+            total, lost = two_sum(total, row)
+            off = off + lost
     assert total is not None and off is not None
     return total, off * (1 + 1e-12)

@@ -15,7 +15,7 @@ from abcrown_dist.bounds.concretize import InputSet
 from abcrown_dist.bounds.exactness import exact_by_intervals
 from abcrown_dist.bounds.forward import forward_intervals, forward_rows
 from abcrown_dist.bounds.grid import Grid
-from abcrown_dist.bounds.ibp import affine_interval, nonlinear_interval
+from abcrown_dist.bounds.ibp import affine_interval, nonlinear_interval, peak
 from abcrown_dist.bounds.intervals import combine, insert, interval_rows, loose_neurons, lower_always_counts
 from abcrown_dist.bounds.rounding import nonlinear_sensitivity
 from abcrown_dist.bounds.settings import BoundSettings
@@ -53,7 +53,7 @@ def bound_intermediate(
     wanted = set(preactivations(graph))
     keep = wanted | set(graph.outputs)
     pending = {node.name: len(graph.readers(node.name)) for node in graph}
-    relaxed = Relaxed({}, {}, {}, {})
+    relaxed = Relaxed()
     intervals = relaxed.intervals
     for node in graph:
         intervals[node.name] = run.interval(node, relaxed)
@@ -137,22 +137,28 @@ class _Run:
     def interval(self, node: Node, relaxed: Relaxed) -> Interval:
         """Interval bounds of a node from those of its operands; enters its relaxation and sensitivity."""
         if node.op == "input":
-            return self.inputs.interval(node.name)
+            found = self.inputs.interval(node.name)
+            relaxed.peak[node.name] = peak(found.magnitude)
+            return found
         operands = [relaxed.intervals[name] for name in node.inputs]
         if classify(node) == "affine":
             affine = affine_interval(self.weights, node, operands)
-            if affine.sensitivity is not None:
-                relaxed.sensitivity[node.name] = affine.sensitivity
-            if affine.peak is not None:
-                relaxed.peak[node.name] = affine.peak
+            for known, part in (
+                (relaxed.execution, affine.execution),
+                (relaxed.own, affine.own),
+                (relaxed.peak, affine.peak),
+            ):
+                if part is not None:
+                    known[node.name] = part
             return affine.interval
         before = operands[0]
         lines = REGISTRY[node.op].lines(node.attrs, before.lower, before.upper)
         relaxed.nodes[node.name] = RelaxedNode(node, lines)
         found = nonlinear_interval(self.weights, node, before)
+        relaxed.peak[node.name] = peak(found.magnitude)
         rate = nonlinear_sensitivity(self.weights, node, found)
         if rate is not None:
-            relaxed.sensitivity[node.name] = rate
+            relaxed.own[node.name] = rate
         return found
 
     def tighten(self, node: Node, relaxed: Relaxed) -> Interval:

@@ -64,14 +64,17 @@ class Relaxed:
     Attributes:
         intervals: bounds of every pre-activation node.
         nodes: relaxed nonlinear nodes by name.
-        sensitivity: by node name (B, *shape), the rounding error per unit of |A| when a backward
-            pass visits the node; see `rounding.py`. Nodes that round nothing are absent.
-        peak: by node name (B,) float64, the largest sum of magnitudes on the way to a (own) neuron of it.
+        execution, own: by node name (B, *shape), the rounding error per unit of |A| when a backward
+            pass visits the node, of the network and of the pass; see `rounding.py`. Nodes that round nothing
+            are absent.
+        peak: by node name (B,) float64, the largest magnitude of a (own) neuron of it and of what it sums up;
+            nodes that only move their operand's neurons are absent.
     """
 
     intervals: dict[str, Interval] = field(default_factory=dict)
     nodes: dict[str, RelaxedNode] = field(default_factory=dict)
-    sensitivity: dict[str, Tensor] = field(default_factory=dict)
+    execution: dict[str, Tensor] = field(default_factory=dict)
+    own: dict[str, Tensor] = field(default_factory=dict)
     peak: dict[str, Tensor] = field(default_factory=dict)
 
     def select(self, domains: Tensor) -> Relaxed:
@@ -80,26 +83,32 @@ class Relaxed:
         def pick(value: Tensor) -> Tensor:
             return value if len(value) == 1 else value[domains]
 
-        intervals = {
-            name: Interval(pick(item.lower), pick(item.upper)) for name, item in self.intervals.items()
-        }
         nodes = {name: RelaxedNode(item.node, item.lines.map(pick)) for name, item in self.nodes.items()}
-        sensitivity = {name: pick(rate) for name, rate in self.sensitivity.items()}
-        return Relaxed(intervals, nodes, sensitivity, {name: pick(most) for name, most in self.peak.items()})
+        return self._changed(pick, self._intervals(pick), nodes)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Relaxed:
         """The same network relaxed for bounds that `change` makes of the present ones, as of all else."""
-        intervals = {
-            name: Interval(change(item.lower), change(item.upper)) for name, item in self.intervals.items()
-        }
-        nodes = {}
+        intervals, nodes = self._intervals(change), {}
         for name, item in self.nodes.items():
             known = intervals[item.node.inputs[0]]
             lines = item.relaxation.lines(item.node.attrs, known.lower, known.upper)
             nodes[name] = RelaxedNode(item.node, lines)
-        sensitivity = {name: change(rate) for name, rate in self.sensitivity.items()}
-        peak = {name: change(most) for name, most in self.peak.items()}
-        return Relaxed(intervals, nodes, sensitivity, peak)
+        return self._changed(change, intervals, nodes)
+
+    def _intervals(self, change: Callable[[Tensor], Tensor]) -> dict[str, Interval]:
+        return {name: Interval(change(x.lower), change(x.upper)) for name, x in self.intervals.items()}
+
+    def _changed(
+        self,
+        change: Callable[[Tensor], Tensor],
+        intervals: dict[str, Interval],
+        nodes: dict[str, RelaxedNode],
+    ) -> Relaxed:
+        execution, own, peak = (
+            {name: change(value) for name, value in part.items()}
+            for part in (self.execution, self.own, self.peak)
+        )
+        return Relaxed(intervals, nodes, execution, own, peak)
 
 
 @dataclass(frozen=True)

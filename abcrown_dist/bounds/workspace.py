@@ -21,7 +21,7 @@ from abcrown_dist.relax import REGISTRY
 from abcrown_dist.weights.footprint import Footprint, footprint
 from abcrown_dist.weights.maps import is_plain_sum
 
-_VECTORS = 17  # numbers per row and domain in bounds, errors, biases and indices
+_VECTORS = 29  # numbers per row and domain in bounds, errors, biases and indices, many in float64
 _INDEX_BYTES = 25  # per weight entry, to place a convolution's rows: two int64, two values, a mask
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from scipy import sparse
 
+from abcrown_dist.exact.execution import execution_error
 from abcrown_dist.exact.expression import Expression, combine, stack, sum_sparse, widen
 from abcrown_dist.exact.program import Program, ProgramBuilder
 from abcrown_dist.exact.sparse_maps import flat_offset, sparse_matrices
@@ -147,6 +148,9 @@ class Encoder:
         if node.op == "input":
             return self.expressions[node.name]
         encoded = self._affine(node) if classify(node) == "affine" else self._two_piece(node)
+        sizes = [np.maximum(*(np.abs(side) for side in self.interval(name))) for name in node.inputs]
+        error = encoded.error + execution_error(self.weights, node, sizes)
+        encoded = Expression(encoded.E, encoded.offset, error)
         self.expressions[node.name] = encoded
         if len(self.graph.readers(node.name)) > 1:  # else every reader would copy long rows
             self._introduce(node.name, np.flatnonzero(np.diff(encoded.E.indptr) > _LONG))

@@ -122,7 +122,8 @@ class _Layer:
 
     def loosest_first(self, neurons: Sequence[int]) -> list[int]:
         """The unstable ones among `neurons`, each once."""
-        area = -self.lower * self.upper
+        with np.errstate(over="ignore"):  # an infinite area comes first
+            area = -self.lower * self.upper
         return sorted({i for i in neurons if self.lower[i] < 0 < self.upper[i]}, key=lambda i: (-area[i], i))
 
     def improve(self, index: int, time_limit: float) -> None:

@@ -6,7 +6,7 @@ Pure data. An op that is missing here is nonlinear and needs a relaxation of its
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -122,6 +122,25 @@ def classify(node: Node) -> Kind:
     if entry.dependent and not any(positions <= group for group in entry.dependent):
         return "nonlinear"
     return "affine"
+
+
+def unit_coefficients(node: Node, constants: Mapping[str, torch.Tensor]) -> bool:
+    """Whether all coefficients of the affine `node` are 0, 1 or -1."""
+    if node.op in ("linear", "conv"):
+        return _units(constants[node.attrs["weight"].key])
+    if node.op in ("mul", "div"):
+        numbers = [item for item in node.args if isinstance(item, (int, float))]
+        return all(abs(number) == 1 for number in numbers) and all(
+            _units(constants[key]) for key in node.constants()
+        )
+    averages = node.op == "mean" or "avg_pool" in node.op or "linear" in node.op
+    if node.op in ("add", "sub", "neg"):
+        return node.kwargs.get("alpha", 1) in (1, -1)
+    return AFFINE[node.op].absolute == "same" and not averages
+
+
+def _units(value: torch.Tensor) -> bool:
+    return bool(((value.abs() == 1) | (value == 0)).all())
 
 
 def nonnegative(node: Node) -> bool:

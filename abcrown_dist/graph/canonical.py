@@ -137,9 +137,10 @@ def batch_norm(build: Rebuild, node: Node) -> str | None:
     shift_ref = build.add_constant(f"{node.name}.shift", shift.reshape(shape))
     scaled, target = build.fresh(f"{node.name}/scaled"), "aten.mul.Tensor"
     build.emit(Node(scaled, "mul", node.inputs, node.shape, (Arg(0), scale_ref), target=target))
-    # (x - mean) / sqrt(variance + eps) * weight + bias: six roundings, the first relative to the mean.
+    # (x - mean) / sqrt(variance + eps) * weight + bias: five roundings beside the addition, the first of them
+    # relative to the mean.
     terms = (mean.double() * scale).abs() + (0 if bias is None else bias.double().abs())
-    attrs = {"fused": (6, float(terms.max()) if terms.numel() else 0.0)}
+    attrs = {"fused": (5, float(terms.max()) if terms.numel() else 0.0)}
     args, target = (Arg(0), shift_ref), "aten.add.Tensor"
     return build.emit(Node(node.name, "add", (scaled,), node.shape, args, attrs=attrs, target=target))
 

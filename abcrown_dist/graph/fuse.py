@@ -43,7 +43,7 @@ def _scaling(build: Rebuild, node: Node) -> _Scaling | None:
     one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     if node.op == "neg":
         return _Scaling(-one, zero, 0)
-    count, magnitude = node.attrs.get("fused", (1, 0.0))
+    count, magnitude = 1 + node.fused[0], node.fused[1]
     alpha = float(node.kwargs.get("alpha", 1))
     swapped = node.args[1] == Arg(0)
     value = build.constant(node.args[0] if swapped else node.args[1])
@@ -85,8 +85,7 @@ def scaling_after_affine(build: Rebuild, node: Node) -> str | None:
         return None
     before = _bias(build, source)
     weight = None if (scale == 1).all() else _scale_outputs(source, _weight(build, source), scale)
-    known = float(source.attrs.get("fused", (0, 0.0))[1])
-    reach = ((before.abs() + known) * scale.abs() + shift.abs()).amax() if len(before) else 0.0
+    reach = ((before.abs() + source.fused[1]) * scale.abs() + shift.abs()).amax() if len(before) else 0.0
     fused = _Fused(weight, before * scale + shift, scaling.roundings, float(reach) + scaling.magnitude)
     return _emit_fused(build, node, source, fused)
 
@@ -151,7 +150,7 @@ def _emit_fused(build: Rebuild, node: Node, source: Node, fused: _Fused) -> str:
     if fused.weight is not None:
         attrs["weight"] = build.add_constant(f"{node.name}.weight", fused.weight.contiguous())
     attrs["bias"] = build.add_constant(f"{node.name}.bias", fused.bias.contiguous())
-    attrs["fused"] = (int(attrs.get("fused", (0, 0.0))[0]) + fused.roundings, fused.magnitude)
+    attrs["fused"] = (source.fused[0] + fused.roundings, fused.magnitude)
     return build.emit(replace(source, name=node.name, shape=node.shape, attrs=attrs))
 
 
@@ -176,11 +175,10 @@ def scaling_before_linear(build: Rebuild, node: Node) -> str | None:
     origin = inner.inputs[0]
     if view is not None:
         origin = build.emit(view_node(build.fresh(f"{node.name}/view"), origin, shape))
-    known = float(node.attrs.get("fused", (0, 0.0))[1])
     reach = float((bias.abs() + weight.abs() @ (shift.abs() + scaling.magnitude)).max()) if len(bias) else 0.0
     # Sums count only the inputs that are not zero; shifted ones are not zero where these are.
     count = scaling.roundings + int(shift.count_nonzero())
-    fused = _Fused(weight * scale, bias + weight @ shift, count, reach + known)
+    fused = _Fused(weight * scale, bias + weight @ shift, count, reach + node.fused[1])
     return _emit_fused(build, node, replace(node, inputs=(origin,)), fused)
 
 

@@ -57,7 +57,8 @@ class Node:
 
     An affine node that stands for several calls has the attr `fused`: by how many roundings the network's own
     computation of them exceeds that of the node, and the largest sum of magnitudes that its constant part
-    adds up.
+    adds up. One whose coefficients are all 0, 1 or -1, and whose constants float32 holds, has the attr
+    `unit`.
     """
 
     name: str
@@ -77,6 +78,17 @@ class Node:
         for extent in self.shape:
             count *= extent
         return count
+
+    @property
+    def fused(self) -> tuple[int, float]:
+        """The attr `fused`; nothing where the node stands for its own call only."""
+        count, magnitude = self.attrs.get("fused", (0, 0.0))
+        return int(count), float(magnitude)
+
+    @property
+    def unit(self) -> bool:
+        """Whether all coefficients are 0, 1 or -1 and all constants exact in float32."""
+        return bool(self.attrs.get("unit", False))
 
     def constants(self) -> tuple[str, ...]:
         """Keys of the constants that this node reads, in order, without repetition."""

@@ -97,12 +97,13 @@ def view_before_linear(build: Rebuild, node: Node) -> str | None:
 def unify_floats(constants: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """The constants, floating ones in `dtype` where it holds their digits; fused ones need more."""
     return {
-        key: value.to(dtype) if value.is_floating_point() and _holds(dtype, value) else value
+        key: value.to(dtype) if value.is_floating_point() and holds(dtype, value) else value
         for key, value in constants.items()
     }
 
 
-def _holds(dtype: torch.dtype, value: torch.Tensor) -> bool:
+def holds(dtype: torch.dtype, value: torch.Tensor) -> bool:
+    """Whether a type holds all digits of a value."""
     return torch.equal(value.to(dtype).to(value.dtype).nan_to_num(nan=0.0), value.nan_to_num(nan=0.0))
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from abcrown_dist.graph import canonical, fuse, layout
+from abcrown_dist.graph.aten import classify, unit_coefficients
 from abcrown_dist.graph.check import check
-from abcrown_dist.graph.ir import Graph
+from abcrown_dist.graph.ir import Graph, Node
 from abcrown_dist.graph.rebuild import Rule, apply
 from abcrown_dist.util.errors import LoadError
 
@@ -41,7 +42,24 @@ def rewrite(graph: Graph, dtype: torch.dtype) -> Graph:
             graph = check(apply(graph, rules))
         if graph.nodes == before:
             break
-    return replace(graph, constants=layout.unify_floats(dict(graph.constants), dtype))
+    return _marked(replace(graph, constants=layout.unify_floats(dict(graph.constants), dtype)))
+
+
+def _marked(graph: Graph) -> Graph:
+    """The graph with the attr `unit` where it belongs: weights may be spread over ranks later on.
+
+    Not where constants are computed, or lose digits in float32.
+    """
+
+    def unit(node: Node) -> bool:
+        if classify(node) != "affine" or "fused" in node.attrs:
+            return False
+        values = (graph.constants[key] for key in node.constants())
+        exact = all(layout.holds(torch.float32, value) for value in values if value.is_floating_point())
+        return exact and unit_coefficients(node, graph.constants)
+
+    nodes = [replace(node, attrs={**node.attrs, "unit": True}) if unit(node) else node for node in graph]
+    return replace(graph, nodes=tuple(nodes))
 
 
 def _with_rounded_numbers(graph: Graph, dtype: torch.dtype) -> Graph:

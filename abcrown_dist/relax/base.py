@@ -14,8 +14,10 @@ from torch import Tensor
 class Lines:
     """Sound lines  lower_slope z + lower_intercept <= f(z) <= upper_slope z + upper_intercept.
 
-    Every tensor is (B, *shape): one line per domain and neuron. Sound means in floating point: also with the
-    slope times a coefficient rounded, and the intercepts added up in float64.
+    Every tensor is (B, *shape): one line per domain and neuron. Sound means in floating point: also with
+    the slope times a coefficient rounded, and the intercepts added up in float64. Where f is linear over
+    the whole interval, lines are exact, and what its slope rounds is charged by
+    `bounds.rounding.nonlinear_sensitivity`.
 
     Attributes:
         lower_intercept, upper_intercept: None where they are all zero.
@@ -65,10 +67,6 @@ class Relaxation(ABC):
     @abstractmethod
     def interval(self, attrs: Mapping[str, Any], lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Exact range of f over [lower, upper]."""
-
-    @abstractmethod
-    def lipschitz(self, attrs: Mapping[str, Any]) -> float:
-        """Largest |f'|: by how much an error of z can grow."""
 
     @abstractmethod
     def roundings(self, attrs: Mapping[str, Any]) -> int:

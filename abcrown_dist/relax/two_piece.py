@@ -37,9 +37,6 @@ class TwoPiece(Relaxation):
         low = torch.minimum(at_lower, at_upper)
         return torch.where(crosses, torch.zeros_like(low), low), torch.maximum(at_lower, at_upper)
 
-    def lipschitz(self, attrs: Mapping[str, Any]) -> float:
-        return max(1.0, abs(_negative_slope(attrs)))
-
     def roundings(self, attrs: Mapping[str, Any]) -> int:
         return 0 if _negative_slope(attrs) in (0.0, 1.0, -1.0) else 1
 
@@ -60,15 +57,12 @@ class TwoPiece(Relaxation):
         intercept = torch.where(loose, -lower * ((1 - s) * relative), torch.zeros_like(lower))
         steep = torch.where(upper > -lower, one, below)
         free = torch.where(loose, steep, exact)
-        slack = _slack(lower, upper)
-        above = torch.where(loose, (1 + abs(s)) * slack, torch.zeros_like(slack))
-        if s not in (0.0, 1.0):  # the slope itself is rounded when it multiplies a coefficient
-            above = above + abs(s) * slack
-        below_zero = None if s == 0 else -above
+        slack = torch.where(loose, (1 + 2 * abs(s)) * _slack(lower, upper), torch.zeros_like(lower))
         if s > 1:
-            return Lines(chord, free, intercept - above, above, None)
+            return Lines(chord, free, intercept - slack, slack, None)
         alpha_range = torch.where(loose, below, exact), torch.where(loose, one, exact)
-        return Lines(free, chord, below_zero, intercept + above, alpha_range)
+        # A slope of at least 0, rounded, is still at least 0; one of s may fall below it.
+        return Lines(free, chord, None if s == 0 else -slack, intercept + slack, alpha_range)
 
 
 def _slack(lower: Tensor, upper: Tensor) -> Tensor:

@@ -70,6 +70,13 @@ def upward(terms: int, dtype: torch.dtype) -> float:
     return 1 + 2 * float(gamma(terms + 4, dtype))
 
 
+def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a + b, and the magnitude of what rounding it lost, exactly (Knuth's TwoSum)."""
+    total = a + b
+    part = total - a
+    return total, ((a - (total - part)) + (b - part)).abs()
+
+
 def smallest(dtype: torch.dtype) -> float:
     """What an operation may lose where its result is too small for full precision."""
     return torch.finfo(dtype).tiny * torch.finfo(dtype).eps

@@ -30,12 +30,12 @@ from abcrown_dist.graph.execute import call
 from abcrown_dist.graph.ir import Graph, Node
 from abcrown_dist.util.light_autograd import plain_shapes
 from abcrown_dist.weights.terms import (
-    fused_roundings,
     longest_sum,
     most_readers,
     readers_of,
     roundings_of,
     sum_counts,
+    sum_roundings,
 )
 
 _NARROW = 12  # columns of a product
@@ -85,18 +85,13 @@ def product(rows: Tensor, matrix: Tensor) -> Tensor:
     return (rows @ padded)[..., :width].contiguous()
 
 
-def _additions(products: Tensor, constant: Tensor, fused: int) -> Tensor:
-    """Roundings of sums of so many products: one each but for the first, and what `sum_counts` adds."""
-    return (products - 1).clamp(min=0) + torch.where(products > 0, constant, 0) + fused
-
-
 class LinearMap(AffineMap):
     """Canonical `linear`: acts on the last axis; weight (O, I), bias (O,)."""
 
     def __init__(self, node: Node, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias, self.shape = weight, bias, node.shape
         self.terms, self.readers = weight.shape[1], readers_of(node, tuple(weight.shape))
-        self.fused = fused_roundings(node)
+        self.fused = node.fused[0]
         self._counts: tuple[Tensor, Tensor] | None = None
 
     def linear(self, *xs: Tensor) -> Tensor:
@@ -114,7 +109,7 @@ class LinearMap(AffineMap):
     def roundings(self, *xs: Tensor) -> Tensor:
         self._counts = self._counts or sum_counts(self.weight, self.bias)
         products = torch.minimum(xs[0].sum(-1, keepdim=True), self._counts[0])
-        return _additions(products, self._counts[1], self.fused)
+        return sum_roundings(products, self._counts[1], self.fused)
 
     def _in_blocks(self, x: Tensor, entrywise: Callable[[Tensor], Tensor]) -> Tensor:
         """x times entrywise(W)^T in blocks of outputs, so that entrywise(W) never exists as a whole."""
@@ -148,10 +143,10 @@ class ConvMap(AffineMap):
         self.stride, self.padding, self.dilation = attrs["stride"], attrs["padding"], attrs["dilation"]
         self.transposed, self.groups = bool(attrs["transposed"]), int(attrs["groups"])
         self.output_padding = attrs["output_padding"]
-        self.terms = weight.shape[0 if self.transposed else 1] * math.prod(weight.shape[2:])
-        self.terms = self.terms // self.groups if self.transposed else self.terms
+        read = weight.shape[0] // self.groups if self.transposed else weight.shape[1]
+        self.terms = read * math.prod(weight.shape[2:])
         self.readers = readers_of(node, tuple(weight.shape))
-        self.fused = fused_roundings(node)
+        self.fused = node.fused[0]
         self._counts: tuple[Tensor, Tensor] | None = None
 
     def linear(self, *xs: Tensor) -> Tensor:
@@ -174,7 +169,8 @@ class ConvMap(AffineMap):
         ).round()  # fmt: skip
         reached = reached.repeat_interleave(self.shape[1] // self.groups, dim=1)
         own, constant = (count.reshape(-1, *axes) for count in self._counts)
-        return _additions(torch.minimum(reached, own), constant, self.fused).reshape(-1, *self.shape)
+        counts = sum_roundings(torch.minimum(reached, own), constant, self.fused)
+        return counts.reshape(xs[0].shape[0], *self.shape)
 
     def _by_output(self) -> Tensor:
         """The weight as (outputs, entries that one output reads)."""
@@ -298,7 +294,7 @@ class AtenMap(AffineMap):
         return self.linear(*xs) if self.nonnegative else self._entrywise(*absolute(self.node), torch.abs, xs)
 
     def roundings(self, *xs: Tensor) -> Tensor:
-        count = roundings_of(self.node, self.terms, self.constants)
+        count = roundings_of(self.node, self.terms)
         return xs[0].new_full((1, *self.node.shape), count).expand(len(xs[0]), *self.node.shape)
 
     def _entrywise(
@@ -335,7 +331,7 @@ class ReshapeMap(AffineMap):
     absolute = linear
 
     def roundings(self, *xs: Tensor) -> Tensor:
-        return xs[0].new_zeros(1, 1).expand(len(xs[0]), math.prod(self.shape)).reshape(-1, *self.shape)
+        return xs[0].new_zeros(len(xs[0]), *self.shape)
 
     def transpose(self, A: Tensor) -> tuple[Tensor, ...]:
         return (A.reshape(A.shape[0], *self.in_shape),)

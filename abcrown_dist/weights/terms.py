@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from abcrown_dist.graph.ir import Node
 from abcrown_dist.util.light_autograd import plain_shapes
 
 _ONE_EACH = frozenset({"mul", "div"})
+_SCALARS = ("alpha", "beta")  # factors of whole operands
 _BLOCK = 1 << 22  # weights looked at once
 
 
@@ -35,6 +37,17 @@ def sum_counts(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     return products.to(weight.dtype), extra if bias is None else extra + (bias != 0)
 
 
+def sum_roundings(products: Tensor, constant: Tensor, fused: int) -> Tensor:
+    """How often sums of so many products are rounded, one addition less than there are products.
+
+    Args:
+        constant: what `sum_counts` adds; not where nothing is summed.
+        fused: of `Node.fused`. Shifts that are fused away make products of inputs that are zero.
+    """
+    some = (products > 0) | (fused > 0)
+    return (products - 1).clamp(min=0) + torch.where(some, constant, 0) + fused
+
+
 def readers_of(node: Node, weight: tuple[int, ...]) -> int:
     """Outputs of a `linear` or `conv` that read one entry of its operand, given the shape of its weight."""
     if node.op == "linear":
@@ -43,37 +56,20 @@ def readers_of(node: Node, weight: tuple[int, ...]) -> int:
     return outputs * math.prod(weight[2:])
 
 
-def fused_roundings(node: Node) -> int:
-    """Roundings of the calls that rewriting has fused into a node, beside those of its own sum."""
-    return int(node.attrs.get("fused", (0, 0.0))[0])
-
-
-def fused_magnitude(node: Node) -> float:
-    """Largest sum of magnitudes that the fused calls added up to make the node's bias."""
-    return float(node.attrs.get("fused", (0, 0.0))[1])
-
-
-def roundings_of(node: Node, terms: int, constants: Mapping[str, Tensor]) -> int:
+def roundings_of(node: Node, terms: int) -> int:
     """How often one output of an affine ATen call is rounded at most, given the products that it sums."""
-    kind, fused = AFFINE[node.op].absolute, fused_roundings(node)
+    kind, fused = AFFINE[node.op].absolute, node.fused[0]
     if kind == "identity":
         return fused
     if node.op in _ONE_EACH:
-        return fused + (0 if _signs(node, constants) else 1)
+        return fused + (0 if node.unit else 1)
     if node.op in ("add", "sub") and node.kwargs.get("alpha", 1) in (1, -1):
         return fused + 1
     if kind == "same" and not _averages(node):
         return fused + terms - 1
-    # Coefficients of averages and interpolations are themselves computed.
-    return fused + (2 * terms + 8 if _averages(node) else terms + 1)
-
-
-def _signs(node: Node, constants: Mapping[str, Tensor]) -> bool:
-    """Whether a call multiplies, or divides, by nothing but 1 and -1."""
-    numbers = [item for item in node.args if isinstance(item, (int, float))]
-    return all(abs(number) == 1 for number in numbers) and all(
-        bool((constants[key].abs() == 1).all()) for key in node.constants()
-    )
+    if _averages(node):  # their coefficients are computed, too
+        return fused + 2 * terms + 8
+    return fused + terms + 1 + sum(node.kwargs.get(name, 1) != 1 for name in _SCALARS)
 
 
 def most_readers(node: Node, in_shapes: Sequence[tuple[int, ...]], constants: Mapping[str, Tensor]) -> int:
@@ -88,11 +84,10 @@ def most_readers(node: Node, in_shapes: Sequence[tuple[int, ...]], constants: Ma
     if _averages(node):  # windows that overlap, and interpolation between neighbours
         around = max(math.prod(2 * extent + 2 for extent in ratio) for ratio in ratios)
         return max(_window(node, in_shapes[0]), around)
-    counted, keys = absolute(node)
-    ones = {key: torch.ones_like(constants[key]) if key in keys else constants[key] for key in constants}
+    counted, ones = _with_ones(node, constants)
     with torch.enable_grad():
         xs = [torch.ones(shape, requires_grad=True) for shape in in_shapes]
-        y = call(counted, xs, _plain(ones))
+        y = call(counted, xs, ones)
     with plain_shapes():
         grads = torch.autograd.grad(y, xs, torch.ones_like(y), allow_unused=True)
     counts = [float(grad.nan_to_num(nan=1).max()) for grad in grads if grad is not None and grad.numel()]
@@ -109,11 +104,10 @@ def longest_sum(node: Node, in_shapes: Sequence[tuple[int, ...]], constants: Map
         return 1
     if _averages(node):
         return _window(node, in_shapes[0])
-    counted, keys = absolute(node)
-    ones = {key: torch.ones_like(constants[key]) if key in keys else constants[key] for key in constants}
+    counted, ones = _with_ones(node, constants)
     with torch.no_grad():
         at_one, at_zero = (
-            call(counted, [make(shape, device="cpu") for shape in in_shapes], _plain(ones))
+            call(counted, [make(shape, device="cpu") for shape in in_shapes], ones)
             for make in (torch.ones, torch.zeros)
         )
     counts = (at_one - at_zero).nan_to_num(nan=1)  # an infinite offset, as of `masked_fill`
@@ -122,11 +116,15 @@ def longest_sum(node: Node, in_shapes: Sequence[tuple[int, ...]], constants: Map
     return max(1, math.ceil(float(counts.max()) - 1e-3))
 
 
-def _plain(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        key: value.float().cpu() if value.is_floating_point() else value.cpu()
-        for key, value in constants.items()
-    }
+def _with_ones(node: Node, constants: Mapping[str, Tensor]) -> tuple[Node, dict[str, Tensor]]:
+    """The affine call with all its coefficients 1, and its constants: on ones it counts what it sums."""
+    counted, keys = absolute(node)
+    kwargs = {name: 1 if name in _SCALARS else value for name, value in counted.kwargs.items()}
+    ones = {}
+    for key, value in constants.items():
+        value = torch.ones_like(value) if key in keys else value
+        ones[key] = value.float().cpu() if value.is_floating_point() else value.cpu()
+    return replace(counted, kwargs=kwargs), ones
 
 
 def _averages(node: Node) -> bool:

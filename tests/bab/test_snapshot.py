@@ -219,7 +219,8 @@ def as_tensors(relaxed: Relaxed) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, item in relaxed.intervals.items():
         found |= {f"{side} of {name}": getattr(item, side) for side in ("lower", "upper")}
-    found |= {f"sensitivity of {name}": rate for name, rate in relaxed.sensitivity.items()}
+    found |= {f"execution of {name}": rate for name, rate in relaxed.execution.items()}
+    found |= {f"own of {name}": rate for name, rate in relaxed.own.items()}
     found |= {f"peak of {name}": peak for name, peak in relaxed.peak.items()}
     for name, node in relaxed.nodes.items():
         for key, value in vars(node.lines).items():
@@ -263,7 +264,7 @@ def test_root_bounds_of_another_precision_are_refused() -> None:
     tensors = root_tensors(weights, relaxed)
     with pytest.raises(LoadError, match="another network or precision"):
         root_bounds(weights_of(draw("mlp", 1), torch.float64), tensors)
-    key = next(key for key in tensors if key.startswith("root/sensitivity/"))
+    key = next(key for key in tensors if key.startswith("root/own/"))
     with pytest.raises(LoadError, match="another network or precision"):
         root_bounds(weights, tensors | {key: tensors[key].double()})
 

@@ -129,9 +129,9 @@ def test_range_and_value(slope: float) -> None:
     assert torch.equal(low, f.amin(0)) and torch.equal(high, f.amax(0))
 
 
-@pytest.mark.parametrize("slope", SLOPES)
-def test_lipschitz(slope: float) -> None:
-    assert TwoPiece().lipschitz(attributes(slope)) == max(1, abs(slope))
+@pytest.mark.parametrize(("slope", "count"), [(0.0, 0), (1.0, 0), (0.3, 1), (-0.5, 1), (2.0, 1)])
+def test_only_slopes_round(slope: float, count: int) -> None:
+    assert TwoPiece().roundings(attributes(slope)) == count
 
 
 @pytest.mark.parametrize("slope", SLOPES)
