@@ -17,6 +17,7 @@ import torch
 from abcrown_dist import cli
 from abcrown_dist.bounds.forecast import Task
 from abcrown_dist.bounds.settings import BoundSettings
+from abcrown_dist.bounds.workspace import VECTORS
 from abcrown_dist.config import Config
 from abcrown_dist.graph.ir import Graph
 from abcrown_dist.graph.load_onnx import load_onnx
@@ -139,7 +140,7 @@ def test_every_network_and_method(name: str, method: str) -> None:
         assert found.peak >= found.weights + found.state
         assert found.peak >= found.weights + max(found.gather, found.coefficients, found.alpha)
         assert found.peak <= found.weights + found.state + found.gather + found.coefficients + found.alpha + (
-            4 * 16 * max(found.rows, 1) + 4 * zoo_weights(name)
+            4 * VECTORS * max(found.rows, 1) + 4 * zoo_weights(name)
         )
 
 

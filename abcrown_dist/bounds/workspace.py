@@ -21,7 +21,7 @@ from abcrown_dist.relax import REGISTRY
 from abcrown_dist.weights.footprint import Footprint, footprint
 from abcrown_dist.weights.maps import is_plain_sum
 
-_VECTORS = 29  # numbers per row and domain in bounds, errors, biases and indices, many in float64
+VECTORS = 29  # numbers per row and domain in bounds, errors, biases and indices, many in float64
 _INDEX_BYTES = 25  # per weight entry, to place a convolution's rows: two int64, two values, a mask
 
 
@@ -36,7 +36,7 @@ def row_bytes(
     """
     rehearsal = _Rehearsal(footprint(graph, "none"), start, domains, optimise, rows=1)
     rehearsal.run(one_hot)
-    return (rehearsal.peak + _VECTORS * domains) * dtype.itemsize
+    return (rehearsal.peak + VECTORS * domains) * dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def workspace(
     """What a pass over `rows` rows at once needs on one rank; arguments as of `row_bytes`."""
     rehearsal = _Rehearsal(placed, start, domains, optimise, rows)
     rehearsal.run(one_hot)
-    width, vectors = dtype.itemsize, _VECTORS * domains * rows
+    width, vectors = dtype.itemsize, VECTORS * domains * rows
     return Workspace(
         peak=(rehearsal.peak + vectors) * width,
         gathers=rehearsal.most_fetched * width,
