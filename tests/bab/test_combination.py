@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from abcrown_dist.bab.combination import Combination, judge_combined
 from abcrown_dist.bab.domains import concatenate
 from abcrown_dist.bab.judge import Judge
 from abcrown_dist.bounds.types import RowBounds
@@ -61,6 +62,19 @@ def test_a_cycle_without_a_gap_is_refuted_by_its_strictness_alone() -> None:
     weights = network(layers(6, 3), 6)
     assert run(weights, cycle(0.0, strict=True)).refuted == {0}
     assert run(weights, cycle(0.0, strict=False)).refuted == set()
+
+
+@pytest.mark.parametrize(("lam", "strict"), [([1.0, 1.0, 0.0], False), ([1.0, 1.0, 1.0], True)])
+def test_a_combination_is_strict_where_a_row_in_it_is(lam: list[float], strict: bool) -> None:
+    rows, rhs = [[-1, 1, 0], [1, -1, 0], [0, 0, 1]], [0.0, 0.0, 100.0]
+    item = disjunct(box([-1] * 6, [1] * 6), rows, rhs)
+    item = dataclasses.replace(item, strict=np.array([False, False, True]), terms=terms(rows, rhs))
+    made = relu_splitter(network(layers(6, 3), 6), problem(item))
+    combination = Combination.of(made.weights, made.goals)
+    assert combination is not None
+    combined = combination.mixture(torch.tensor([0])).combined(torch.tensor([lam]))
+    found = judge_combined(made.weights, made.judge, combined, made.relaxed, made.box)
+    assert found.strict.tolist() == [[False, False, True, strict]]
 
 
 @pytest.mark.parametrize("splitter", BOTH)

@@ -13,6 +13,7 @@ from abcrown_dist.exact.expression import Expression, widen
 from abcrown_dist.exact.program import Program, linear_minimum
 from abcrown_dist.graph.load_torch import load_torch
 from abcrown_dist.util.errors import ConfigError
+from abcrown_dist.util.numerics import Rounding
 from abcrown_dist.weights.local import LocalWeights
 from tests.bounds import zoo
 from tests.models import randomize
@@ -241,3 +242,20 @@ def test_what_no_programme_can_rest_on_is_refused() -> None:
     unknown = {name: (np.full(10, np.nan), np.full(10, np.inf))}
     columns = [encode(weights, lower, upper, given).program.columns for given in (unknown, {})]
     assert columns[0] == columns[1]
+
+
+@pytest.mark.parametrize(("module", "room"), [(nn.Linear(1, 1), 5.9), (nn.LeakyReLU(0.3), 0.3 * 6e-8)])
+def test_expressions_have_room_for_what_the_network_rounds(module: nn.Module, room: float) -> None:
+    """x + 1e8 rounds to a multiple of 8, a slope in float32 to the next number."""
+    if isinstance(module, nn.Linear):
+        with torch.no_grad():
+            module.weight.fill_(1.0)
+            module.bias.fill_(1e8)
+    graph = load_torch(module, torch.zeros(1, 1)).graph
+    ends, found = np.array([1.0]), {}
+    bounds = dict.fromkeys(graph.inputs, (-ends, ends))
+    for model in (None, torch.float32):
+        weights = LocalWeights(graph, torch.float64, rounding=Rounding(model=model))
+        found[model] = encode(weights, -ends, ends, bounds).expressions[graph.outputs[0]].error
+    assert found[None] < 1e-6 < room or found[None] < 1e-12
+    assert found[torch.float32] - found[None] >= room * 0.9
