@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 
 from abcrown_dist.bounds.alpha import AlphaSettings, gradients, initial_alphas, maximise
-from abcrown_dist.bounds.backward import Start, back_substitute, lower_bound
+from abcrown_dist.bounds.backward import Start, back_substitute, concretize, lower_bound
 from abcrown_dist.bounds.concretize import Box
 from abcrown_dist.bounds.propagate import bound_intermediate, bound_outputs
 from abcrown_dist.bounds.settings import BoundSettings
@@ -276,3 +276,18 @@ def test_one_hot_starts_equal_written_out_rows() -> None:
             long = lower_bound(problem.weights, dense, problem.relaxed, problem.box)
         torch.testing.assert_close(short.lower, long.lower, rtol=1e-11, atol=1e-11)
         torch.testing.assert_close(short.error, long.error, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["mlp", "deep", "cnn", "residual"])
+def test_the_error_is_that_of_the_best_slopes(name: str) -> None:
+    """Not that of the first ones or the last ones, which may be less."""
+    problem = Problem(zoo.graph(name))
+    with torch.no_grad():
+        found = maximise(
+            problem.weights, problem.start, problem.relaxed, problem.box,
+            AlphaSettings(iteration=25, lr_alpha=0.5), keep_alphas=True,
+        )  # fmt: skip
+        linear = back_substitute(problem.weights, problem.start, problem.relaxed, alphas=found.alphas)
+        again = concretize(problem.weights, linear, problem.box)
+    torch.testing.assert_close(again.lower, found.bounds.lower, rtol=1e-9, atol=1e-9)
+    assert (again.error <= found.bounds.error * (1 + 1e-9)).all()

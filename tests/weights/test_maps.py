@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from abcrown_dist.weights.maps import AtenMap, ConvMap, LinearMap, ReshapeMap, SumMap
+from abcrown_dist.weights.terms import sum_roundings
 from tests.weights.laws import DOUBLE, Lambda, affine_nodes, captured, check_laws, check_rows, map_of
 
 
@@ -169,3 +170,10 @@ def test_sum_of_a_node_with_itself() -> None:
     graph = captured(Lambda(lambda x: x + x), [S])
     for node in affine_nodes(graph):
         check_laws(graph, node)
+
+
+def test_sums_are_rounded_once_less_than_they_have_terms() -> None:
+    """But for what is fused: an input of zero that was shifted is multiplied and added up all the same."""
+    products, constant = torch.tensor([0.0, 1.0, 5.0]), torch.tensor([2.0, 2.0, 2.0])
+    assert sum_roundings(products, constant, 0).tolist() == [0, 2, 6]
+    assert sum_roundings(products, constant, 4).tolist() == [6, 6, 10]
