@@ -29,7 +29,7 @@ METHODS = (
     "ibp", "crown", "crown-ibp", "forward", "forward+backward", "init-crown", "alpha-crown",
 )  # fmt: skip
 
-Values = tuple[Tensor, Tensor, Tensor]  # lower, upper, error
+Values = tuple[Tensor, Tensor]  # lower, upper
 
 
 @dataclass(frozen=True)
