@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -39,9 +41,7 @@ def whole_in_float64(weights: Weights) -> Weights:
 def corners(weights: Weights, box: OneBox) -> tuple[Array, Array]:
     """The box as flat inputs in float64."""
     inputs = box.root.clauses.box
-    lower, upper = (
-        flat(weights, side)[0].double().cpu().numpy() for side in (inputs.lower, inputs.upper)
-    )
+    lower, upper = (flat(weights, side)[0].double().cpu().numpy() for side in (inputs.lower, inputs.upper))
     return lower, upper
 
 
@@ -74,7 +74,24 @@ class WholeBox:
         self._inputs = np.maximum(np.abs(lower), np.abs(upper))
 
     def decide(self, disjunct: Disjunct, deadline: Deadline, seed: int) -> Decision:
-        """Decide one disjunct, its rows measured in units of what they sum up."""
+        """Decide one disjunct, its rows measured in units of what they sum up.
+
+        One with factors is decided case by case; cases that what they have in common refutes, all at once.
+        """
+        pending, weakest = [disjunct], Decision("refuted", bound=math.inf)
+        while pending:
+            deadline.check()
+            item = pending.pop()
+            part = self._decide(item.direct(), deadline, seed)
+            if item.groups is not None and part.outcome != "refuted":
+                pending += reversed(item.cases())
+            elif part.outcome != "refuted":
+                return part
+            elif part.bound < weakest.bound:
+                weakest = part
+        return weakest
+
+    def _decide(self, disjunct: Disjunct, deadline: Deadline, seed: int) -> Decision:
         scale = np.abs(disjunct.C) @ self._outputs + np.abs(disjunct.rhs)
         if disjunct.D is not None:
             scale = scale + np.abs(disjunct.D) @ self._inputs
@@ -125,4 +142,3 @@ def refined(
 
 def _magnitude(intervals: list[Interval]) -> Array:
     return np.concatenate([item.magnitude[0].flatten().double().cpu().numpy() for item in intervals])
-

@@ -231,8 +231,10 @@ def _open_sides(disjunct: Disjunct) -> tuple[set[int], set[int]]:
     upper: set[int] = set()
     if disjunct.strict is None or not disjunct.strict.any():
         return lower, upper
-    for (coefficients, _), strict in zip(disjunct.terms, disjunct.strict, strict=True):
-        if strict and len(coefficients) == 1:
+    groups = disjunct.groups
+    for k, ((coefficients, _), strict) in enumerate(zip(disjunct.terms, disjunct.strict, strict=True)):
+        alternative = groups is not None and (groups[-1] == groups[-1, k]).sum() > 1  # it need not hold
+        if strict and len(coefficients) == 1 and not alternative:
             ((name, coefficient),) = coefficients.items()
             if name[0] == "X":
                 (upper if coefficient > 0 else lower).add(int(name[2:]))
@@ -244,21 +246,25 @@ def _inside(point: Sequence[Decimal], box: Box) -> bool:
 
 
 def _fulfilled(disjunct: Disjunct, point: Sequence[Decimal], outputs: np.ndarray) -> bool:
-    """Whether all constraints hold, exactly as written. Outputs that are not finite fulfil nothing."""
+    """Whether the constraints hold, exactly as written. Outputs that are not finite fulfil nothing."""
     if not np.isfinite(outputs).all():
         return False
     strict = disjunct.strict if disjunct.strict is not None else np.zeros(len(disjunct.terms), dtype=bool)
     if not len(disjunct.terms) == len(strict) == len(disjunct.rhs):
         raise ValueError("a disjunct without its constraints as written cannot be confirmed")
-    for (coefficients, rhs), is_strict in zip(disjunct.terms, strict, strict=True):
+    held = np.zeros(len(strict), dtype=bool)
+    for k, ((coefficients, rhs), is_strict) in enumerate(zip(disjunct.terms, strict, strict=True)):
         total = Fraction(0)
         for name, coefficient in coefficients.items():
             index = int(name[2:])
             value = point[index] if name[0] == "X" else outputs[index].item()
             total += Fraction(coefficient) * Fraction(value)
-        if total > rhs or (is_strict and total == rhs):
-            return False
-    return True
+        held[k] = total < rhs if is_strict else total <= rhs
+    for level, group in enumerate(() if disjunct.groups is None else disjunct.groups):
+        # Even levels join by "and", odd ones by "or"; `group` names the first row of each row's group.
+        join = np.any if level % 2 else np.all
+        held = np.array([join(held[group == first]) for first in group])
+    return bool(held.all())
 
 
 def _closed(shape: Sequence[int | str | None]) -> tuple[int, ...]:

@@ -110,8 +110,7 @@ def _judge(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Largest violation (T, R), and whether all deficits are gone (T, R)."""
     missing = deficits(objective, x, y, demand)
-    fulfilled = torch.where(objective.strict[:, None], missing < 0, missing <= 0).all(-1)
-    return objective.violations(x, y).amax(-1), fulfilled
+    return objective.worst(x, y), objective.fulfilled(missing)
 
 
 class Descent:
@@ -180,7 +179,7 @@ class Descent:
         x = self.x.detach().requires_grad_()
         with torch.enable_grad(), SurrogateGradients():
             y = evaluate(self.network, x)
-            missing = deficits(self.objective, x, y, demand)
+            missing = self.objective.joined(deficits(self.objective, x, y, demand))
             worst = missing.amax(-1)
             # Every second point follows the worst constraint alone, the others all broken ones together.
             together = torch.arange(x.shape[1], device=x.device) % 2

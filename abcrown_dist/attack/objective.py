@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from abcrown_dist.spec.junctions import fold
 from abcrown_dist.spec.property import Disjunct
 
 
@@ -26,6 +27,7 @@ class Objective:
         real: (T, K) bool; False marks padding.
         scale: (T, K), one over the Euclidean norm of a row's coefficients. Violations are compared in
             this unit, or a row written as 1000 Y_0 <= 0 would hide all others.
+        groups: (depth, T, K), see `spec.junctions`; None where no disjunct has factors.
     """
 
     C: torch.Tensor
@@ -34,6 +36,7 @@ class Objective:
     strict: torch.Tensor
     real: torch.Tensor
     scale: torch.Tensor
+    groups: torch.Tensor | None = None
 
     @classmethod
     def of(cls, disjuncts: Sequence[Disjunct], device: torch.device) -> Objective:
@@ -56,6 +59,7 @@ class Objective:
             strict=torch.from_numpy(strict).to(device),
             real=torch.from_numpy(real).to(device),
             scale=torch.from_numpy(scale).to(device),
+            groups=_stack_groups(disjuncts, height, device),
         )
 
     def __len__(self) -> int:
@@ -64,9 +68,9 @@ class Objective:
     def select(self, index: torch.Tensor) -> Objective:
         """The objective of the disjuncts `index` (int64 or bool, as in tensor indexing)."""
         D = None if self.D is None else self.D[index]
-        return Objective(
-            self.C[index], self.rhs[index], D, self.strict[index], self.real[index], self.scale[index]
-        )
+        groups = None if self.groups is None else self.groups[:, index]
+        rows = (self.strict[index], self.real[index], self.scale[index])
+        return Objective(self.C[index], self.rhs[index], D, *rows, groups)
 
     def violations(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Scaled amounts by which points miss the constraints: positive is missed, <= 0 fulfilled.
@@ -84,6 +88,21 @@ class Objective:
             value = value + torch.einsum("trn,tkn->trk", x.double(), self.D)
         value = (value * self.scale[:, None]).masked_fill(~self.real[:, None], -torch.inf)
         return value.masked_fill(~y.isfinite().all(-1, keepdim=True), torch.inf)
+
+    def joined(self, missing: torch.Tensor) -> torch.Tensor:
+        """Amounts (T, R, K) by which points miss each row's factor: those of its nearest alternative."""
+        if self.groups is None:
+            return missing
+        return fold(missing, self.groups[:, :, None].expand(-1, -1, missing.shape[1], -1))
+
+    def worst(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Amounts (T, R) by which points miss the disjuncts; arguments as for `violations`."""
+        return self.joined(self.violations(x, y)).amax(-1)
+
+    def fulfilled(self, missing: torch.Tensor) -> torch.Tensor:
+        """Bool (T, R): whether points that miss rows by so much (T, R, K) are counterexamples."""
+        held = torch.where(self.strict[:, None], missing < 0, missing <= 0)
+        return ~self.joined(~held).any(-1)
 
     def magnitude(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Scaled sum of the sizes of each constraint's terms, (T, R, K): the unit of its rounding error."""
@@ -103,3 +122,14 @@ def _stack_inputs(disjuncts: Sequence[Disjunct], height: int) -> np.ndarray | No
         return None
     absent = np.zeros((height, width))
     return np.stack([absent if d.D is None else _pad(d.D, height) for d in disjuncts])
+
+
+def _stack_groups(disjuncts: Sequence[Disjunct], height: int, device: torch.device) -> torch.Tensor | None:
+    depth = max(0 if disjunct.groups is None else len(disjunct.groups) for disjunct in disjuncts)
+    if depth == 0:
+        return None
+    groups = np.broadcast_to(np.arange(height), (depth, len(disjuncts), height)).copy()
+    for t, disjunct in enumerate(disjuncts):
+        if disjunct.groups is not None:
+            groups[depth - len(disjunct.groups) :, t, : len(disjunct.rhs)] = disjunct.groups
+    return torch.from_numpy(groups).to(device)

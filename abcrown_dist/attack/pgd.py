@@ -183,7 +183,7 @@ class _Search:
     ) -> Iterator[Candidate]:
         """Candidates of the disjuncts `part`, whose boxes were sampled in rows of x and y."""
         objective = Objective.of([self.prop.disjuncts[d] for d in part], self.device)
-        violation, where = objective.violations(x[rows], y[rows]).amax(-1).min(-1)
+        violation, where = objective.worst(x[rows], y[rows]).min(-1)
         for t, disjunct in enumerate(part):
             self.best[disjunct] = _Best(violation[t].item(), x[rows[t], where[t]])
         yield from (self._candidate(hit, part) for hit in hits(objective, x[rows], y[rows], self.demand))
@@ -243,7 +243,7 @@ class _Search:
         for turn in range(_CHOICES):
             x = chosen if turn == 0 else starts.mixed(region, count, self.generator)
             with torch.no_grad():
-                worst = objective.violations(x, evaluate(self.network, x)).amax(-1)
+                worst = objective.worst(x, evaluate(self.network, x))
             if least is not None:
                 chosen = torch.where((worst < least)[..., None], x, chosen)
             least = worst if least is None else torch.minimum(worst, least)

@@ -80,7 +80,7 @@ class Probe:
             objective, region = self._setting(owners[piece], points.device)
             x = region.project(points[piece].to(self._dtype)[:, None])
             with torch.no_grad():
-                missing = objective.violations(x, evaluate(self._network, x)).amax(2)[:, 0]
+                missing = objective.worst(x, evaluate(self._network, x))[:, 0]
             parts.append(Tried(owners[piece][:real], x[:real, 0], missing[:real]))
         return _joined(parts)
 

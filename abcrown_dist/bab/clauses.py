@@ -1,7 +1,8 @@
 """A property's constraints as rows of coefficients over batches of boxes.
 
-A disjunct is refuted when the minimum of one of its rows over its box is above the row's right-hand
-side. All disjuncts that share a box share its bounds, and boxes are bounded B at a time.
+A disjunct is refuted when the minimum of one of its rows over its box is above the row's right-hand side;
+where rows are alternatives (`spec.junctions`), when those of all alternatives of a factor are. All disjuncts
+that share a box share its bounds, and boxes are bounded B at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from abcrown_dist.bounds.concretize import Box
 from abcrown_dist.graph.ir import Graph
+from abcrown_dist.spec.junctions import fold
 from abcrown_dist.spec.property import Box as DecimalBox
 from abcrown_dist.spec.property import Disjunct, Property
 from abcrown_dist.util.numerics import round_down, round_up
@@ -35,6 +37,7 @@ class Clauses:
         rhs: (B, R) float64; infinity in padding, which nothing exceeds.
         disjunct: (B, R) index of the disjunct that a row belongs to, -1 in padding.
         strict: (B, R) bool, rows with < instead of <=.
+        groups: (depth, B, R) int64, see `spec.junctions`; None where no disjunct has factors.
     """
 
     box: Box
@@ -43,9 +46,11 @@ class Clauses:
     rhs: Tensor
     disjunct: Tensor
     strict: Tensor
+    groups: Tensor | None = None
 
     def refuted(self, proven: Tensor) -> set[int]:
-        """Disjuncts with at least one row of which the mask `proven` (B, R) holds."""
+        """Disjuncts with at least one row, or factor, of which the mask `proven` (B, R) holds."""
+        proven = fold(proven, self.groups)
         return set(self.disjunct[proven & (self.disjunct >= 0)].tolist())
 
     def select(self, boxes: Tensor) -> Clauses:
@@ -57,13 +62,16 @@ class Clauses:
             self.rhs[boxes],
             self.disjunct[boxes],
             self.strict[boxes],
+            None if self.groups is None else self.groups[:, boxes],
         )
 
     def content(self, proven: Tensor, rows: Tensor) -> bool:
         """Whether every disjunct of the columns `rows` is refuted by them, given `proven` (B, len(rows))."""
         owners = self.disjunct[:, rows]
         wanted = set(owners[owners >= 0].tolist())
-        return wanted <= set(owners[proven].tolist())
+        mask = torch.zeros_like(self.strict)
+        mask[:, rows] = proven
+        return wanted <= self.refuted(mask)
 
 
 def batches(
@@ -93,18 +101,18 @@ def batches(
 def _stack(
     prop: Property,
     weights: Weights,
-    groups: list[tuple[DecimalBox, list[int]]],
+    members: list[tuple[DecimalBox, list[int]]],
     model_dtype: torch.dtype,
 ) -> Clauses:
-    count = max(sum(len(prop.disjuncts[index].rhs) for index in mine) for _, mine in groups)
-    C = np.zeros((len(groups), count, prop.num_outputs))
-    mentions_inputs = any(prop.disjuncts[index].D is not None for _, mine in groups for index in mine)
-    D = np.zeros((len(groups), count, prop.num_inputs if mentions_inputs else 0))
-    rhs = np.full((len(groups), count), np.inf)
-    disjunct = np.full((len(groups), count), -1, dtype=np.int64)
+    count = max(sum(len(prop.disjuncts[index].rhs) for index in mine) for _, mine in members)
+    C = np.zeros((len(members), count, prop.num_outputs))
+    mentions_inputs = any(prop.disjuncts[index].D is not None for _, mine in members for index in mine)
+    D = np.zeros((len(members), count, prop.num_inputs if mentions_inputs else 0))
+    rhs = np.full((len(members), count), np.inf)
+    disjunct = np.full((len(members), count), -1, dtype=np.int64)
     strict = np.zeros(disjunct.shape, dtype=bool)
-    rounded = np.zeros((len(groups), count, 1))
-    for b, (_, mine) in enumerate(groups):
+    rounded = np.zeros((len(members), count, 1))
+    for b, (_, mine) in enumerate(members):
         row = 0
         for index in mine:
             item = prop.disjuncts[index]
@@ -116,6 +124,7 @@ def _stack(
                 strict[b, here] = item.strict
             rounded[b, here, 0] = not _exact(item)
             row = here.stop
+    groups = _groups([[prop.disjuncts[index] for index in mine] for _, mine in members], count)
     _normalise(C, D, rhs)
     rows: dict[str, Tensor] = {}
     lost: dict[str, Tensor] = {}
@@ -129,13 +138,29 @@ def _stack(
             _accumulate(rows, _own(split(weights.graph, cast), weights))
             _accumulate(lost, _own(split(weights.graph, round_up(gap, weights.dtype)), weights))
     return Clauses(
-        box=_cast_boxes([box for box, _ in groups], weights, model_dtype),
+        box=_cast_boxes([box for box, _ in members], weights, model_dtype),
         rows=rows,
         lost=lost,
         rhs=torch.from_numpy(rhs).to(weights.device),
         disjunct=torch.from_numpy(disjunct).to(weights.device),
         strict=torch.from_numpy(strict).to(weights.device),
+        groups=None if groups is None else torch.from_numpy(groups).to(weights.device),
     )
+
+
+def _groups(boxes: Sequence[Sequence[Disjunct]], count: int) -> np.ndarray | None:
+    """The groups (depth, B, count) of the rows of disjuncts that follow one another."""
+    depth = max(0 if item.groups is None else len(item.groups) for items in boxes for item in items)
+    if depth == 0:
+        return None
+    groups = np.broadcast_to(np.arange(count), (depth, len(boxes), count)).copy()
+    for b, items in enumerate(boxes):
+        row = 0
+        for item in items:
+            if item.groups is not None:
+                groups[depth - len(item.groups) :, b, row : row + len(item.rhs)] = item.groups + row
+            row += len(item.rhs)
+    return groups
 
 
 def _exact(item: Disjunct) -> bool:

@@ -118,7 +118,11 @@ def _joined(judge: Judge, last: Judge) -> Judge:
     """The judge of the rows of both."""
     pairs = ((judge.rhs, last.rhs), (judge.lost, last.lost), (judge.strict, last.strict))
     rhs, lost, strict = (torch.cat(pair, dim=1) for pair in pairs)
-    return Judge(rhs, lost, judge.sane, strict)
+    groups = judge.groups
+    if groups is not None:
+        own = torch.full_like(groups[..., :1], groups.shape[-1])
+        groups = torch.cat([groups, own], dim=2)
+    return Judge(rhs, lost, judge.sane, strict, groups)
 
 
 def averaged(margin: Tensor, combined: Combined) -> Tensor:

@@ -1,6 +1,7 @@
 """Disjuncts as goals of branch and bound: a domain belongs to one, and is done when one of its rows is.
 
-All constraints of a disjunct must hold in a counterexample, so that refuting a single one will do.
+All constraints of a disjunct must hold in a counterexample, so that refuting a single one will do, or all
+alternatives of a factor.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Goals:
         lost: what rounding took from the coefficients, likewise.
         rhs: (G, R) float64; infinity in padding.
         strict: (G, R) bool.
+        groups: (depth, G, R), see `spec.junctions`; None where no goal has factors.
     """
 
     disjunct: tuple[int, ...]
@@ -33,6 +35,7 @@ class Goals:
     lost: Mapping[str, Tensor]
     rhs: Tensor
     strict: Tensor
+    groups: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.disjunct)
@@ -63,12 +66,22 @@ class Goals:
             lost={name: gather(values) for name, values in clauses.lost.items()},
             rhs=gather(clauses.rhs).masked_fill(~real, torch.inf),
             strict=gather(clauses.strict) & real,
+            groups=_groups(clauses, box, column, real),
         )
+
+    def of_domains(self, goal: Tensor) -> Tensor | None:
+        """The groups (depth, B, R) of domains with goals (B,)."""
+        return None if self.groups is None else self.groups[:, goal]
 
     def combinable(self) -> Tensor:
         """Bool (G, R): rows that every counterexample fulfils; none of a goal that has only one of them."""
-        real = self.rhs.isfinite()
-        return real & (real.sum(1, keepdim=True) > 1)
+        direct = self.rhs.isfinite()
+        if self.groups is not None:
+            size = torch.zeros_like(self.groups[-1]).scatter_add(
+                1, self.groups[-1], torch.ones_like(self.groups[-1])
+            )
+            direct = direct & (size.gather(1, self.groups[-1]) == 1)
+        return direct & (direct.sum(1, keepdim=True) > 1)
 
     def start(self, goal: Tensor, row: Tensor | None = None) -> dict[str, Tensor]:
         """Rows (B, R, *shape) of domains with goals (B,), or only the row (B,) of each: R = 1.
@@ -80,3 +93,11 @@ class Goals:
         if row is None:
             return {name: values[goal] for name, values in self.rows.items()}
         return {name: values[goal, row][:, None] for name, values in self.rows.items()}
+
+
+def _groups(clauses: Clauses, box: Tensor, column: Tensor, real: Tensor) -> Tensor | None:
+    """The groups of goals whose rows, of the given boxes (G,), are the consecutive columns (G, R)."""
+    if clauses.groups is None:
+        return None
+    here = clauses.groups[:, box[:, None], column] - column[:, :1]
+    return torch.where(real, here, torch.arange(column.shape[1], device=column.device))

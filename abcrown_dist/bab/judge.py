@@ -10,6 +10,7 @@ from torch import Tensor
 
 from abcrown_dist.bounds.concretize import Box, contract
 from abcrown_dist.bounds.types import Relaxed, RowBounds
+from abcrown_dist.spec.junctions import decisive, fold
 from abcrown_dist.util.numerics import two_sum
 from abcrown_dist.weights.base import Weights
 
@@ -23,12 +24,14 @@ class Judge:
         lost: (B, R) float64, by how much rounded coefficients may have moved a row.
         sane: (B, 1), whether bounds over the domain prove anything.
         strict: (B, R) bool, rows that a counterexample makes less than `rhs`, not equal to it.
+        groups: (depth, B, R), see `spec.junctions`; None where all rows stand by themselves.
     """
 
     rhs: Tensor
     lost: Tensor
     sane: Tensor
     strict: Tensor
+    groups: Tensor | None = None
 
     def weigh(self, bounds: RowBounds, rows: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Margins lower - rhs of some rows and their errors, in float64; NaN where nothing is proven."""
@@ -39,7 +42,8 @@ class Judge:
 
     def select(self, domains: Tensor) -> Judge:
         """The judge of the domains `domains` (n,), which may repeat."""
-        return Judge(self.rhs[domains], self.lost[domains], self.sane[domains], self.strict[domains])
+        groups = None if self.groups is None else self.groups[:, domains]
+        return Judge(self.rhs[domains], self.lost[domains], self.sane[domains], self.strict[domains], groups)
 
     def proves(self, margin: Tensor, error: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
         """Bool (B, n): rows that a bound refutes, given its margin and error as `weigh` tells them.
@@ -50,8 +54,16 @@ class Judge:
 
     def verdicts(self, margin: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
         """Domains (B,) that one of their rows refutes, and those that only rounding leaves open."""
-        proven = self.proves(margin, error).any(1)
-        return proven, (margin + error > 0).any(1) & ~proven
+        proven = self.refuted(self.proves(margin, error))
+        return proven, self.refuted(margin + error > 0) & ~proven
+
+    def refuted(self, rows: Tensor) -> Tensor:
+        """Bool (B,): domains that the refutation of some `rows` (mask, B x R) refutes."""
+        return fold(rows, self.groups).any(1)
+
+    def nearest(self, margin: Tensor) -> tuple[Tensor, Tensor]:
+        """Margin (B,) of a domain, that of its best factor, and the row (B,) which decides it."""
+        return decisive(margin.nan_to_num(nan=-torch.inf), self.groups).max(1)
 
 
 def lost_by_rounding(

@@ -6,7 +6,7 @@ put into one linear program (`exact.leaf`): a leaf can be empty though no single
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from abcrown_dist.bounds.backward import Start, back_substitute, concretize
 from abcrown_dist.bounds.beta import Splits, impose
 from abcrown_dist.bounds.concretize import Box
 from abcrown_dist.bounds.types import OneHot, Relaxed
+from abcrown_dist.spec import junctions
 from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.weights.base import Weights
 
@@ -63,7 +64,7 @@ class LeafPrograms:
         proven, margins, points = [], [], []
         for leaf in leaves:
             deadline.check()
-            found = self._solve(leaf, deadline.remaining())
+            found = self._solve(leaf, deadline)
             proven.append(found.refuted)
             margins.append(found.violation)
             points.append(torch.from_numpy(found.point))
@@ -74,7 +75,7 @@ class LeafPrograms:
             torch.stack(points).to(device),
         )
 
-    def _solve(self, leaf: Leaf, seconds: float) -> Answer:
+    def _solve(self, leaf: Leaf, deadline: Deadline) -> Answer:
         relaxed = impose(leaf.relaxed.map(lambda value: value.to(self.weights.dtype)), leaf.splits)
         parts = [
             self._functions(self._decisions(name, split.index[0], split.sign[0]), relaxed)
@@ -87,8 +88,11 @@ class LeafPrograms:
         slack = slack + self._lost(leaf, real, relaxed) + 2.0**-52 * (np.abs(b) + np.abs(rhs))
         parts.append((A, b - rhs, slack))
         A, b, slack = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        says = (A != 0).any(axis=1) | (b != 0)  # columns of other nodes' decisions say nothing
-        A, b, slack = A[says], b[says], slack[says]
+        decided = np.arange(len(b) - len(rhs))
+        # Columns of other nodes' decisions say nothing.
+        decided = decided[(A[decided] != 0).any(axis=1) | (b[decided] != 0)]
+        groups = self.goals.of_domains(torch.tensor([leaf.goal], device=real.device))
+        joined = None if groups is None else groups[:, 0, real].cpu().numpy()
         lower, upper = (
             flat(self.weights, side)[0].double().cpu().numpy() for side in (self.box.lower, self.box.upper)
         )
@@ -97,10 +101,13 @@ class LeafPrograms:
         scale = np.maximum(scale, np.finfo(float).tiny * 1e10)
         from abcrown_dist.exact.leaf import least_violation  # scipy: few runs ever come to a leaf
 
+        def answer(clauses: np.ndarray) -> Answer:
+            pick = np.concatenate([decided, len(b) - len(rhs) + clauses])
+            functions = (part[pick] for part in (A, b, scale, slack))
+            return least_violation(lower, upper, *functions, time_limit=deadline.remaining())
+
         # Of ranks that share the weights one asks for all: their clocks differ, and so might the answers.
-        return self.weights.group.first(
-            lambda: least_violation(lower, upper, A, b, scale, slack, time_limit=seconds)
-        )
+        return self.weights.group.first(lambda: _over_cases(answer, len(rhs), joined))
 
     def _decisions(self, name: str, index: Tensor, sign: Tensor) -> Start:
         """The functions  -sign z_index, which a point of the leaf makes <= 0."""
@@ -121,3 +128,25 @@ class LeafPrograms:
             interval = relaxed.intervals.get(name) or self.box.interval(name)
             total += part[leaf.goal][real].flatten(1).double() @ interval.magnitude.flatten().double()
         return self.weights.total(total).cpu().numpy()
+
+
+def _over_cases(answer: Callable[[np.ndarray], Answer], count: int, groups: np.ndarray | None) -> Answer:
+    """The answer for `count` rows of which some are alternatives: the weakest over all choices of these.
+
+    A choice is made factor by factor, and no further where the rows chosen so far are refuted.
+    """
+    pending: list[tuple[np.ndarray, np.ndarray | None]] = [(np.arange(count), groups)]
+    weakest: Answer | None = None
+    while pending:
+        rows, joined = pending.pop()
+        found = answer(rows[junctions.direct(joined, len(rows))])
+        if joined is not None and not found.refuted:
+            cases = [(rows[kept], rest) for kept, rest in junctions.branch(joined)]
+            pending += reversed(cases)
+            continue
+        if weakest is None or found.violation < weakest.violation:
+            weakest = found
+        if not found.refuted:
+            break
+    assert weakest is not None
+    return weakest

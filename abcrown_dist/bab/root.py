@@ -17,6 +17,7 @@ from abcrown_dist.bounds.propagate import bound_intermediate, bound_rows
 from abcrown_dist.bounds.settings import BoundSettings
 from abcrown_dist.bounds.types import Relaxed, RowBounds
 from abcrown_dist.parallel.group import Group
+from abcrown_dist.spec.junctions import fold
 from abcrown_dist.spec.property import Property
 from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.weights.base import Weights
@@ -66,8 +67,8 @@ class Refutation:
     Attributes:
         refuted: disjuncts that cannot be fulfilled.
         doubtful: disjuncts that are open only because a bound is within its rounding error of proof.
-        margins: by disjunct, lower bound minus right-hand side of each of its rows; then, where it took a
-            combination of these to refute it, that of their average.
+        margins: by disjunct, lower bound minus right-hand side of each of its rows (of each row's factor);
+            then, where it took a combination of these to refute it, that of their average.
         suspects: (disjunct, flat input in float64): minimisers of open rows, possible counterexamples.
         roots: the batch of boxes; none where the property has several, whose bounds together may take more
             memory than there is.
@@ -119,7 +120,7 @@ def refute(
             relaxed = bound_intermediate(weights, clauses.box, settings, deadline)
             sane = stays_finite(weights, relaxed, largest)[:, None]
             lost = lost_by_rounding(weights, clauses.lost, relaxed, clauses.box, clauses.rhs)
-            judge = Judge(clauses.rhs, lost, sane, clauses.strict)
+            judge = Judge(clauses.rhs, lost, sane, clauses.strict, clauses.groups)
 
             def enough(
                 best: RowBounds, rows: Tensor, clauses: Clauses = clauses, judge: Judge = judge
@@ -157,6 +158,7 @@ def from_first(relaxed: Relaxed, group: Group) -> Relaxed:
 
 
 def _by_disjunct(clauses: Clauses, margin: Tensor) -> dict[int, list[float]]:
+    margin = fold(margin.nan_to_num(nan=-torch.inf), clauses.groups)
     found: dict[int, list[float]] = {}
     for owner, value in zip(clauses.disjunct.flatten().tolist(), margin.flatten().tolist(), strict=True):
         if owner >= 0:

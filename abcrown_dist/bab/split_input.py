@@ -29,6 +29,7 @@ from abcrown_dist.bounds.multipliers import best_multipliers
 from abcrown_dist.bounds.propagate import bound_intermediate
 from abcrown_dist.bounds.settings import BoundSettings
 from abcrown_dist.bounds.types import Relaxed
+from abcrown_dist.spec.junctions import fulfilled_by_all
 from abcrown_dist.util.deadline import Deadline
 from abcrown_dist.util.numerics import round_down, round_up, unit_roundoff
 from abcrown_dist.weights.base import Weights
@@ -207,6 +208,7 @@ class InputSplitter:
             lost_by_rounding(weights, lost, relaxed, box, rhs),
             stays_finite(weights, relaxed, self.largest)[:, None],
             self.goals.strict[goal],
+            self.goals.of_domains(goal),
         )
         if combined is not None:
             judge = judge_combined(weights, judge, combined, relaxed, box)
@@ -214,13 +216,16 @@ class InputSplitter:
         margin, error = judge.weigh(bounds)
         proven, doubtful = judge.verdicts(margin, error)
         compared = margin if combined is None else averaged(margin, combined)
-        most, row = compared.nan_to_num(nan=-torch.inf).max(1)
+        most, row = judge.nearest(compared)
         every = torch.arange(count, device=row.device)
         points = {
             name: part.expand(count, *part.shape[1:])[every, row]
             for name, part in box.minimiser(linear.A).items()
         }
         A = flat_rows(weights, linear, count)
+        # Only of what every counterexample fulfils can be said where it must lie.
+        shared = fulfilled_by_all(judge.proves(margin, error), judge.groups)
+        error = error.masked_fill(~shared, torch.nan)
         if self.combination is not None and combined is not None:
             together = _Together.of(lower, upper, A, margin, error)
             found = together.tried(~proven, everywhere=self.settings.slice is not None)
@@ -391,6 +396,4 @@ def _halves(domains: Domains, edges: Tensor) -> Domains:
 
 
 def _double(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: value.double() if value.is_floating_point() else value for name, value in parts.items()
-    }
+    return {name: value.double() if value.is_floating_point() else value for name, value in parts.items()}

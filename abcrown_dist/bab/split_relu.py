@@ -87,7 +87,7 @@ class ReluSplitter:
         self.chooser = Chooser(self.neurons, settings.branching)
         sane = stays_finite(weights, relaxed, largest)[:, None].expand(len(goals), 1)
         lost = lost_by_rounding(weights, goals.lost, relaxed, box, goals.rhs)
-        self.judge = Judge(goals.rhs, lost, sane, goals.strict)
+        self.judge = Judge(goals.rhs, lost, sane, goals.strict, goals.groups)
         self.combination = Combination.of(weights, goals)
         self._programs: LeafPrograms | None = None
 
@@ -178,8 +178,9 @@ class ReluSplitter:
             shifted = judge_shifted(judge, self.combination.unit[goal])
 
         def decided(best: RowBounds, index: Tensor) -> Tensor:
-            margin, error = shifted.select(index).weigh(best)
-            return (margin > 2 * error).any(1)  # twice: the error is measured again at the end
+            here = shifted.select(index)
+            margin, error = here.weigh(best)
+            return here.refuted(margin > 2 * error)  # twice: the error is measured again at the end
 
         at_root = bool((domains.depth == 0).all())
         problem = self._problem(self.goals.start(goal), splits, count)
@@ -202,7 +203,7 @@ class ReluSplitter:
         margin, error = judge.weigh(bounds)
         proven, doubtful = judge.verdicts(margin, error)
         margin = margin if combined is None else averaged(margin, combined)
-        best, row = margin.nan_to_num(nan=-torch.inf).max(1)
+        best, row = judge.nearest(margin)
         every = torch.arange(count, device=row.device)
         points = {
             name: part.expand(count, *part.shape[1:])[every, row] for name, part in found.points.items()
@@ -244,7 +245,7 @@ class ReluSplitter:
             low, high = ((side.flatten(1)).gather(1, split.index) for side in (item.lower, item.upper))
             against = torch.where(split.sign > 0, high < 0, low > 0) & (split.sign != 0)
             outside += against.sum(1).to(weights.dtype)
-        return ~judge.proves(margin, error).any(1) & (weights.total(outside) == 0)
+        return ~judge.refuted(judge.proves(margin, error)) & (weights.total(outside) == 0)
 
     def _rows(self, domains: Domains) -> Rows:
         """The row of each domain that is nearest to proof."""

@@ -14,6 +14,8 @@ from decimal import Decimal
 
 import numpy as np
 
+from abcrown_dist.spec import junctions
+
 
 class Verdict(enum.Enum):
     """Answers of the VNN-COMP results file, spelt as there."""
@@ -59,6 +61,9 @@ class Disjunct:
 
     To refute it, it is enough to show  min over the box of (C_k y + D_k x - rhs_k) > 0  for one k.
 
+    Where there are `groups`, a counterexample fulfils the constraints that stand by themselves, and of every
+    factor at least one alternative.
+
     Attributes:
         box: the input set. Disjuncts with equal boxes share one object, so that `is` groups them.
         C: (K, outputs) float64.
@@ -68,6 +73,7 @@ class Disjunct:
             closed constraint is stronger); the confirmation of a counterexample does not.
         terms: the constraints exactly as written, for confirmation: K pairs of
             (coefficients by variable name "X_3" / "Y_0", right-hand side) in decimals.
+        groups: (depth, K) int64, which constraints are joined by "or", see `junctions`; None: none.
 
     K may be 0: then every point of the box is a counterexample.
     """
@@ -78,6 +84,28 @@ class Disjunct:
     D: np.ndarray | None = None
     strict: np.ndarray | None = None
     terms: tuple[tuple[dict[str, Decimal], Decimal], ...] = ()
+    groups: np.ndarray | None = None
+
+    def direct(self) -> Disjunct:
+        """What the constraints that stand by themselves say."""
+        return self._of(np.flatnonzero(junctions.direct(self.groups, len(self.rhs))), None)
+
+    def cases(self) -> list[Disjunct]:
+        """Disjuncts that together say the same: one for each alternative of the smallest factor."""
+        if self.groups is None:
+            return [self]
+        return [self._of(rows, groups) for rows, groups in junctions.branch(self.groups)]
+
+    def _of(self, rows: np.ndarray, groups: np.ndarray | None) -> Disjunct:
+        return Disjunct(
+            self.box,
+            self.C[rows],
+            self.rhs[rows],
+            None if self.D is None else self.D[rows],
+            None if self.strict is None else self.strict[rows],
+            tuple(self.terms[row] for row in rows) if self.terms else (),
+            groups,
+        )
 
 
 @dataclass(frozen=True)
