@@ -149,7 +149,7 @@ def test_refuted_disjuncts_are_not_taken_up_again(
     real = Branching._explore
     monkeypatch.setattr(flow_module, "refute", refute)
     monkeypatch.setattr(Branching, "_explore", explore)
-    text = "(or (<= Y_0 -2) (and (<= Y_1 0.1) (> (* 3.0 Y_1) 0.3)))"
+    text = "(or (<= Y_0 -2) (and (<= Y_1 0.1) (<= Y_2 0.2) (> (+ (* 3.0 Y_1) (* 3.0 Y_2)) 0.9)))"
     prop = flow.write_property(tmp_path / "p.vnnlib", BOX, 3, text)
     outcome = flow.run(net, prop, "--bab.max_iterations", "3")
     assert outcome.verdict is Verdict.UNKNOWN

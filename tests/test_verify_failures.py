@@ -31,8 +31,8 @@ BOX: list[flow.Range] = [(-1, 1)] * 3
 REFUTABLE = "(or (<= Y_0 -2) (>= Y_1 2) (>= (+ Y_0 Y_1) 3) (and (<= Y_2 -3) (<= Y_0 0)))"
 BOUNDS_ONLY = ("--complete_verifier", "skip")
 UNAIDED = ("--no_incomplete", "--pgd_order", "skip", "--bab.max_iterations", "2")  # nothing but a search
-# No bound refutes the second, since multipliers 3 and 1 are rounded; no input fulfils it.
-OPEN = "(or (<= Y_0 -2) (and (<= Y_1 0.1) (> (* 3.0 Y_1) 0.3)))"
+# No bound refutes the second, whose decimals are rounded outward; no input fulfils it.
+OPEN = "(or (<= Y_0 -2) (and (<= Y_1 0.1) (<= Y_2 0.2) (> (+ (* 3.0 Y_1) (* 3.0 Y_2)) 0.9)))"
 
 
 @pytest.fixture

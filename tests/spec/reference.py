@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -77,6 +77,21 @@ def property_holds(prop: Property, values: Mapping[str, Fraction]) -> bool:
             (sum(Fraction(c) * values[name] for name, c in coefficients.items()), rhs, strict)
             for (coefficients, rhs), strict in zip(disjunct.terms, disjunct.strict, strict=True)
         ]
-        if all(total < rhs if strict else total <= rhs for total, rhs, strict in sides):
+        held = [total < rhs if strict else total <= rhs for total, rhs, strict in sides]
+        paths = [()] * len(held) if disjunct.groups is None else disjunct.groups[::-1].T.tolist()
+        if _all_hold([(path, row, value) for row, (path, value) in enumerate(zip(paths, held, strict=True))]):
             return True
     return False
+
+
+def _all_hold(rows: Sequence[tuple[Sequence[int], int, bool]]) -> bool:
+    """Whether a conjunction holds: rows with their paths from the outside in (factor, alternative, ...)."""
+    factors: dict[int, dict[int, list[tuple[Sequence[int], int, bool]]]] = {}
+    for path, row, value in rows:
+        if not path:
+            if not value:
+                return False
+            continue
+        factor, alternative, *rest = path
+        factors.setdefault(factor, {}).setdefault(alternative, []).append((rest, row, value))
+    return all(any(_all_hold(part) for part in factor.values()) for factor in factors.values())

@@ -13,6 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from abcrown_dist.spec import assemble, dnf
 from abcrown_dist.spec.property import Property
 from abcrown_dist.spec.vnnlib1 import check_sizes, load_vnnlib, parse_vnnlib
 from abcrown_dist.util.errors import LoadError
@@ -75,14 +76,20 @@ class Writer:
         return f"({self.draw.choice(['and', 'or'])} {' '.join(operands)})"
 
 
+@pytest.mark.parametrize("multiplied", [64, 1])
 @pytest.mark.parametrize("seed", range(10))
-def test_random_formulas_mean_the_same(reference: ModuleType, seed: int) -> None:
+def test_random_formulas_mean_the_same(
+    reference: ModuleType, monkeypatch: pytest.MonkeyPatch, seed: int, multiplied: int
+) -> None:
+    monkeypatch.setattr(dnf, "_FEW", multiplied)
+    monkeypatch.setattr(assemble, "_FEW", multiplied)
+    monkeypatch.setattr(assemble, "_SOME_BOXES", multiplied)
     draw = random.Random(seed)
     writer = Writer(draw)
     ranges = [f"({op} X_{i} {bound})" for i in (0, 1) for op, bound in (("<=", "1"), (">=", "-1.25"))]
     answers = []
     for _ in range(40):
-        text = declared(2, 2, *ranges, *(writer.formula(3) for _ in range(2)))
+        text = declared(2, 2, *ranges, *(writer.formula(4) for _ in range(2)))
         prop = parse_vnnlib(text)
         for _ in range(10):
             values = {name: Fraction(draw.randint(-5, 5), 4) for name in ("X_0", "X_1", "Y_0", "Y_1")}
@@ -272,17 +279,58 @@ def test_no_depth_is_too_deep() -> None:
     arithmetic = "(+ 1 " * depth + "Y_0" + ")" * depth
     (disjunct,) = parse_vnnlib(one_input(nested)).disjuncts
     assert len(disjunct.terms) == 1
-    (disjunct,) = parse_vnnlib(one_input(chain)).disjuncts
-    assert len(disjunct.terms) == depth + 1
+    assert only(parse_vnnlib(one_input(chain)))[:2] == ({"Y_0": 1}, 0)  # which implies all others
     assert only(parse_vnnlib(one_input(f"(<= {arithmetic} 0)")))[1] == -depth
 
 
-def test_explosion_is_refused() -> None:
-    pair = "(or (<= Y_0 0) (<= Y_1 0))"
-    with pytest.raises(LoadError, match=r"expands to 2097152 disjuncts; the limit is 2000000"):
-        parse_vnnlib(one_input(*[pair] * 21))
-    with pytest.raises(LoadError, match=r"<text>:6:9: the property expands to 1099511627776 disjuncts"):
-        parse_vnnlib(one_input(f"(or (and {' '.join([pair] * 40)}))"))
+def test_many_disjunctions_stay_factors() -> None:
+    pairs = [f"(or (<= Y_0 {i}) (<= Y_1 {-i}))" for i in range(40)]
+    for assertions in (pairs, [f"(or (and {' '.join(pairs)}))"]):
+        (disjunct,) = parse_vnnlib(one_input(*assertions)).disjuncts
+        assert len(disjunct.rhs) == 80
+        assert disjunct.groups is not None
+        assert disjunct.groups.shape == (2, 80)
+        assert (disjunct.groups[1] == np.arange(80) // 2 * 2).all()
+
+
+def test_factors_of_inputs_become_boxes_first() -> None:
+    inputs = "(or (<= X_0 -0.5) (>= X_0 0.5))"
+    pairs = [f"(or (<= Y_0 {i}) (<= Y_1 {-i}))" for i in range(40)]
+    prop = parse_vnnlib(one_input(inputs, *pairs))
+    assert [(d.box.lower[0], d.box.upper[0]) for d in prop.disjuncts] == [
+        (-1, Decimal("-0.5")),
+        (Decimal("0.5"), 1),
+    ]
+    assert all(len(d.rhs) == 80 for d in prop.disjuncts)
+
+
+def test_too_many_factors_of_inputs_become_rows_in_the_box_around_them() -> None:
+    names = [f"X_{i}" for i in range(15)]
+    parts = [f"(or (and (>= {x} 0) (<= {x} 1)) (and (>= {x} 2) (< {x} 3)))" for x in names]
+    prop = parse_vnnlib(declared(15, 1, *parts, "(<= Y_0 0)"))
+    boxes = {(d.box.lower, d.box.upper) for d in prop.disjuncts}
+    assert len(prop.disjuncts) == len(boxes) == 512
+    assert all(low[9:] == (0,) * 6 and high[9:] == (3,) * 6 for low, high in boxes)
+    assert all(d.D is not None and d.groups is not None for d in prop.disjuncts)
+
+
+def test_what_follows_from_other_constraints_is_dropped() -> None:
+    follows = ["(<= Y_0 1)", "(<= Y_0 2)", "(or (<= Y_0 1.5) (>= Y_1 0))", "(or (<= Y_1 7) (< Y_0 3))"]
+    assert only(parse_vnnlib(one_input(*follows)))[:2] == ({"Y_0": 1}, 1)
+    (disjunct,) = parse_vnnlib(one_input("(<= Y_0 1)", "(or (> Y_0 1) (<= Y_1 0))")).disjuncts
+    assert [row for row, _ in disjunct.terms] == [{"Y_0": 1}, {"Y_1": 1}]
+    prop = parse_vnnlib(one_input("(or (<= Y_0 0) (and (<= Y_0 0) (<= Y_1 0)) (<= Y_0 0))"))
+    assert len(prop.disjuncts) == 1
+    assert parse_vnnlib(one_input("(<= Y_0 1)", "(>= Y_0 1.5)")).disjuncts == ()
+    assert parse_vnnlib(one_input("(< (- Y_0 Y_1) 1)", "(>= (- Y_0 Y_1) 1)")).disjuncts == ()
+    assert len(parse_vnnlib(one_input("(<= (- Y_0 Y_1) 1)", "(>= (- Y_0 Y_1) 1)")).disjuncts) == 1
+
+
+def test_depth_that_cannot_be_multiplied_out_is_refused() -> None:
+    pairs = " ".join(f"(or (<= Y_0 {i}) (<= Y_1 {-i}))" for i in range(7))
+    text = "(or (<= Y_0 -9) (and " * 17 + pairs + f" {pairs}))" * 17
+    with pytest.raises(LoadError, match=r"<text>:6:\d+: 'and' and 'or' are nested more than 16 times"):
+        parse_vnnlib(one_input(text))
 
 
 # Errors
